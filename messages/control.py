@@ -1,0 +1,151 @@
+"""Life and death of actors: what the launcher and the actors tell each other."""
+
+import msgspec
+
+from pillion.messages.base import EdgeMessage, RingMessage
+
+
+class ActorReady(RingMessage, frozen=True):
+    """The actor's inbox is bound and its loop runs."""
+
+    actor: str
+    epoch: int
+    pid: int
+
+
+class ActorFailed(RingMessage, frozen=True):
+    """The actor is about to exit because of an error. The first of these is the cause that users see."""
+
+    actor: str
+    epoch: int
+    message: str  # one line
+    details: str  # a traceback
+
+
+class ActorStats(RingMessage, frozen=True):
+    """Counters (only grow) and gauges of an actor, sent when they changed, at most once a second."""
+
+    actor: str
+    epoch: int
+    counters: dict[str, int | float]
+    gauges: dict[str, int | float | str]
+
+
+class StartPhase(RingMessage, frozen=True):
+    """A phase of start-up has ended: the start-up report and the log show where the time went."""
+
+    actor: str
+    epoch: int
+    phase: str  # e.g. "imports", "weights", "warm-up", "kv cache"
+    duration_ms: float
+
+
+class KvGroupGeometry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One KV group: layers with the same cache shape and lifetime."""
+
+    kind: str  # "full_attention"
+    num_layers: int
+    num_blocks: int
+    block_size_tokens: int
+    block_bytes: int
+
+
+class EngineGeometry(RingMessage, frozen=True):
+    """What the worker found after loading: the launcher passes it on to everyone."""
+
+    epoch: int
+    model_name: str
+    architecture: str
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_groups: list[KvGroupGeometry]
+    weights_bytes: int
+    kv_bytes: int
+
+
+class PeerRestarted(RingMessage, frozen=True):
+    """A peer lives again under a new epoch; messages with an older epoch of it are stale."""
+
+    actor: str
+    epoch: int
+
+
+class Drain(RingMessage, frozen=True):
+    """Take nothing new; finish what runs until the deadline (monotonic), then end it with an error."""
+
+    deadline_ns: int
+
+
+class Drained(RingMessage, frozen=True):
+    """Nothing is open at this actor any more."""
+
+    actor: str
+    epoch: int
+
+
+class EngineFailed(RingMessage, frozen=True):
+    """The engine is going down: end every open request with this error, at once."""
+
+    message: str
+
+
+class Shutdown(RingMessage, frozen=True):
+    """End the loop and exit with status 0."""
+
+
+# The control socket of the launcher: command line and other local tools.
+
+
+class StatusRequest(EdgeMessage, frozen=True):
+    """Asks for a DaemonStatus."""
+
+
+class StopRequest(EdgeMessage, frozen=True):
+    """Asks the daemon to stop: drain for `drain_s` (None: the configured time), 0 means at once."""
+
+    drain_s: float | None = None
+
+
+class StopAccepted(EdgeMessage, frozen=True):
+    """The daemon stops; the connection is closed when it is gone."""
+
+    pid: int
+
+
+class ControlFailed(EdgeMessage, frozen=True):
+    """The control request made no sense."""
+
+    message: str
+
+
+class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One actor as the launcher sees it."""
+
+    name: str
+    state: str  # "starting", "running", "draining", "exited", "failed"
+    pid: int | None
+    epoch: int
+    rss_bytes: int
+    cpu_seconds: float
+    counters: dict[str, int | float]
+    gauges: dict[str, int | float | str]
+
+
+class DaemonStatus(EdgeMessage, frozen=True):
+    """Everything `pillion status` shows."""
+
+    version: str
+    name: str
+    pid: int
+    state: str  # "starting", "ready", "draining", "stopping", "failed"
+    model: str
+    uptime_s: float
+    ready_after_s: float | None
+    start_phases: list[tuple[str, str, float]]  # actor, phase, milliseconds
+    geometry: EngineGeometry | None
+    actors: list[ActorStatus]
+    failure: str | None

@@ -1,0 +1,69 @@
+"""Requests inside the ring: from the text edge to the scheduler and back."""
+
+from pillion.messages.base import RingMessage
+from pillion.messages.ids import ErrorCode, FinishReason, RequestId, SequenceId
+from pillion.messages.sampling import TokenSampling
+
+
+class NewRequest(RingMessage, frozen=True):
+    """Admits a request; also used to admit it again after an actor's death, with what it had produced.
+
+    Sample i (0 <= i < n) is the sequence `request_id + i` and draws its noise from `seeds[i]`.
+    """
+
+    epoch: int  # the sending edge's
+    edge_index: int
+    request_id: RequestId
+    client_key: int  # requests of one client share that client's fair share
+    n: int
+    prompt_token_ids: bytes  # packed int32
+    produced_token_ids: list[bytes]  # per sample, packed int32; empty list: nothing produced
+    finished: list[int]  # samples that need no further token (after a re-admission)
+    seeds: list[int]  # per sample
+    sampling: TokenSampling  # its own seed field is replaced by seeds[i]
+    arrival_time_ns: int  # monotonic clock, the same for all processes of the machine
+    deadline_ns: int | None  # monotonic; the request ends with "timeout" then
+    priority: int  # lower runs earlier
+    cache_salt: str  # requests with different salts never share blocks
+
+
+class AbortRequest(RingMessage, frozen=True):
+    """Ends sequences at once: the client is gone, has cancelled, or a stop string was found.
+
+    No answer follows: the edge has already told its client.
+    """
+
+    epoch: int
+    sequence_ids: list[SequenceId]
+    reason: FinishReason
+
+
+class RequestRejected(RingMessage, frozen=True):
+    """The scheduler will not run this request; none of its samples has started."""
+
+    epoch: int
+    request_id: RequestId
+    code: ErrorCode
+    message: str
+    retry_after_ms: int | None = None
+
+
+class RequestClosed(RingMessage, frozen=True):
+    """The scheduler ended a sequence for a reason that the worker does not know (timeout, error)."""
+
+    epoch: int
+    sequence_id: SequenceId
+    finish_reason: FinishReason
+    message: str | None = None
+
+
+class RequestScheduled(RingMessage, frozen=True):
+    """A sequence got its slot: what the prefix cache had for it, and why not more.
+
+    `miss_reason` is "" when everything that may be cached was. Sent before the first token's step.
+    """
+
+    epoch: int
+    sequence_id: SequenceId
+    num_cached_tokens: int
+    miss_reason: str

@@ -1,0 +1,199 @@
+"""How to pick tokens: what a client asks for, and what the engine is told.
+
+`SamplingParams` is the public class, with names and defaults as vLLM users know them. The text edge
+resolves it (token ids of bad words, end-of-sequence ids, budget, seed) into a `TokenSampling`, which is
+all that scheduler and worker ever see.
+"""
+
+import math
+from typing import Any, Final, Self
+
+import msgspec
+
+MAX_N: Final = 128
+MAX_LOGPROBS: Final = 64
+MAX_STOP_STRINGS: Final = 64
+MAX_STOP_STRING_CHARS: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 128
+MAX_LOGIT_BIAS: Final = 1024
+MAX_BAD_WORDS: Final = 256
+MAX_TOP_K: Final = 2**31 - 1
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How the answer to one prompt is sampled.
+
+    temperature 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 switch a filter off. `max_tokens`
+    None means as many as fit. `seed` makes a request repeatable whatever else runs beside it.
+    Raises ValueError (from `verify`) with the field's name and its limits.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        self.verify()
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    def clone(self) -> Self:
+        """A deep copy."""
+        return msgspec.convert(msgspec.to_builtins(self), type(self), strict=False)
+
+    def verify(self) -> None:
+        """Raises ValueError for the first field whose value makes no sense for any model."""
+        _integer("n", self.n, 1, MAX_N)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise ValueError("top_p must be above 0 and at most 1, got 0")
+        _integer("top_k", self.top_k, -1, MAX_TOP_K)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+        self._verify_flags()
+        self._verify_lists()
+
+    def _verify_flags(self) -> None:
+        for name in (
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r:.80}")
+
+    def _verify_lists(self) -> None:
+        _strings("stop", self.stop_strings, MAX_STOP_STRINGS)
+        if self.stop_strings and not self.detokenize:
+            raise ValueError("stop needs detokenize=True: stop strings are found in the text")
+        _strings("bad_words", self.bad_words or [], MAX_BAD_WORDS)
+        _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _token_ids("allowed_token_ids", self.allowed_token_ids, None)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids must name at least one token, got an empty list")
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                raise ValueError("logit_bias must map token ids to numbers")
+            _token_ids("logit_bias", list(self.logit_bias), MAX_LOGIT_BIAS)
+            for token_id, bias in self.logit_bias.items():
+                _number(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+
+
+class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """`SamplingParams` in terms of tokens. All ids are inside the vocabulary; `seed` is always set."""
+
+    temperature: float
+    top_k: int  # 0: off
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    # Noise is a function of (seed, position, token id); sample i of a request uses its own seed.
+    seed: int
+    # Ids that end the sequence, end-of-sequence ids included unless the client ignores them.
+    stop_token_ids: list[int]
+    # Output tokens before which no stop id may be sampled.
+    min_tokens: int
+    # Output tokens at which the sequence ends with "length".
+    max_tokens: int
+    logprobs: int | None  # top-n beside the sampled token's
+    prompt_logprobs: int | None
+    logit_bias: dict[int, float]
+    allowed_token_ids: list[int]  # empty: all
+    bad_words: list[list[int]]  # token sequences of which the last may not follow the others
+
+    @property
+    def uses_penalties(self) -> bool:
+        """Whether any penalty differs from its neutral value."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be an integer, got {value!r:.80}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be between {low} and {high}, got {value!r:.80}")
+
+
+def _number(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} must be a number, got {value!r:.80}")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value!r:.80}")
+
+
+def _strings(name: str, values: Any, most: int) -> None:
+    if not isinstance(values, list):
+        raise ValueError(f"{name} must be a string or a list of strings")
+    if len(values) > most:
+        raise ValueError(f"{name} takes at most {most} strings, got {len(values)}")
+    for value in values:
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{name} takes non-empty strings, got {value!r:.80}")
+        if len(value) > MAX_STOP_STRING_CHARS:
+            raise ValueError(
+                f"{name} takes strings of at most {MAX_STOP_STRING_CHARS} characters, got {len(value)}"
+            )
+
+
+def _token_ids(name: str, values: Any, most: int | None) -> None:
+    if values is None:
+        return
+    if not isinstance(values, list):
+        raise ValueError(f"{name} must be a list of token ids")
+    if most is not None and len(values) > most:
+        raise ValueError(f"{name} takes at most {most} token ids, got {len(values)}")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise ValueError(f"{name} takes token ids from 0 up, got {value!r:.80}")

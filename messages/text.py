@@ -1,0 +1,176 @@
+"""The client protocol: frames over a Unix stream socket.
+
+A frame is a little-endian uint32 length and that many bytes of msgpack: one of these structs with its
+type's name in the field "type". The client begins with Hello and the daemon answers Welcome, or
+RequestFailed with an empty client_request_id and hangs up. Requests are told apart by an id that the
+client chooses; one connection
+carries any number at a time. When the connection closes, its requests are cancelled.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from pillion.messages.base import EdgeMessage
+from pillion.messages.ids import ErrorCode, FinishReason
+from pillion.messages.sampling import SamplingParams
+
+PROTOCOL_VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
+
+
+class Hello(EdgeMessage, frozen=True):
+    """First frame of a client."""
+
+    protocol_version: int
+    client_name: str = ""
+    # Requests of clients that give the same key share one fair share; empty: this connection alone.
+    fairness_key: str = ""
+
+
+class Welcome(EdgeMessage, frozen=True):
+    """The daemon's answer to Hello. `ready` tells whether requests are run at once or wait for the weights."""
+
+    protocol_version: int
+    version: str
+    model_name: str
+    ready: bool
+    max_model_len: int  # 0 while not known
+    vocab_size: int
+    capabilities: list[str]
+
+
+class GenerateRequest(EdgeMessage, frozen=True):
+    """Asks for text. Exactly one of prompt, messages and prompt_token_ids is given."""
+
+    client_request_id: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt_token_ids: list[int] | bytes | None = None  # bytes: packed int32
+    sampling_params: SamplingParams | None = None
+    priority: int = 0
+    deadline_ms: int | None = None  # from arrival; the request then ends with "timeout"
+    cache_salt: str = ""
+    add_special_tokens: bool = True  # for `prompt`; a rendered chat adds none
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None  # refused unless the daemon allows it
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    return_prompt_token_ids: bool = False
+    stream: bool = True  # False: one chunk per sample, when it has finished
+    # Takes up again after a lost connection: per sample, the number of tokens already received.
+    resume_from: list[int] | None = None
+
+
+class CancelRequest(EdgeMessage, frozen=True):
+    """Ends a request; its open samples get a last chunk with finish_reason "abort"."""
+
+    client_request_id: str
+
+
+class EmbedRequest(EdgeMessage, frozen=True):
+    """Asks for embeddings. Refused as unsupported by models that only generate."""
+
+    client_request_id: str
+    inputs: list[str | list[int]]
+    pooling: str = ""
+
+
+class TokenizeRequest(EdgeMessage, frozen=True):
+    """Asks for the token ids of a prompt or a chat, as GenerateRequest would see them."""
+
+    client_request_id: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(EdgeMessage, frozen=True):
+    """Asks for the text of token ids."""
+
+    client_request_id: str
+    token_ids: list[int]
+    skip_special_tokens: bool = False
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of m consecutive tokens. Column 0 is the token itself, then the best `num_top`.
+
+    An id of -1 fills the column where there is nothing (the first prompt token).
+    """
+
+    num_top: int
+    token_ids: bytes  # [m, 1 + num_top] int32
+    logprobs: bytes  # [m, 1 + num_top] float32
+    ranks: bytes  # [m] int32
+    decoded: list[str]  # m * (1 + num_top) texts
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a whole request, all samples together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cache_miss_reason: str
+
+
+class GenerateChunk(EdgeMessage, frozen=True):
+    """New text and tokens of one sample.
+
+    `offset` counts the sample's tokens before this chunk, so that chunks of one sample join without gap
+    or overlap. The text may lag behind the tokens (incomplete characters, possible stop strings); the
+    last chunk has all of it.
+    """
+
+    client_request_id: str
+    index: int
+    text: str = ""
+    token_ids: bytes = b""  # packed int32
+    offset: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop id or stop string that ended it
+    logprobs: TokenLogprobs | None = None
+    prompt_token_ids: bytes | None = None  # in a request's first chunk, if asked for
+    prompt_logprobs: TokenLogprobs | None = None  # in a request's first chunk, if asked for
+    usage: Usage | None = None  # in a request's last chunk
+    error: str | None = None  # with finish_reason "error"
+
+
+class RequestFailed(EdgeMessage, frozen=True):
+    """The whole request failed; no chunk follows."""
+
+    client_request_id: str
+    code: ErrorCode
+    message: str
+    param: str | None = None  # the field to change
+    retry_after_ms: int | None = None
+
+
+class TokenizeReply(EdgeMessage, frozen=True):
+    """Token ids, and the longest sequence that the model takes."""
+
+    client_request_id: str
+    token_ids: bytes
+    max_model_len: int
+
+
+class DetokenizeReply(EdgeMessage, frozen=True):
+    """Text of token ids."""
+
+    client_request_id: str
+    text: str
+
+
+class EmbeddingChunk(EdgeMessage, frozen=True):
+    """Vectors of an EmbedRequest."""
+
+    client_request_id: str
+    vectors: bytes
+    dtype: str
+    shape: list[int]
