@@ -1,0 +1,60 @@
+# Everything that one needs to run, test and measure Pillion. Each target does its own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+STAMPS := .stamps
+QUESTION := Why does the moon have phases? Answer in two sentences.
+
+.PHONY: demo test test-gpu lint bench clean
+
+$(STAMPS)/venv:
+	@mkdir -p $(STAMPS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Pillion needs Python 3.11 or newer; set PYTHON=... to name one"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) \
+		|| { echo "cannot make a virtual environment: on Debian, run apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+	@touch $@
+
+$(STAMPS)/install: $(STAMPS)/venv pyproject.toml constraints.txt
+	@echo "Installing Pillion into $(VENV) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/install
+	@$(PIP) -e '.[test]'
+	@touch $@
+
+$(STAMPS)/lint: $(STAMPS)/install
+	@$(PIP) -e '.[test,lint]'
+	@touch $@
+
+demo: $(STAMPS)/install
+	@$(BIN)/pillion pull smollm2
+	@$(BIN)/pillion status >/dev/null 2>&1 || $(BIN)/pillion serve smollm2 --daemon
+	@echo "> $(QUESTION)"
+	@$(BIN)/pillion generate --chat --max-tokens 100 --temperature 0 "$(QUESTION)"
+	@echo
+	@echo "The daemon keeps running. Try next:"
+	@echo "  $(BIN)/pillion chat               talk to it"
+	@echo "  $(BIN)/pillion status             its actors and what they do"
+	@echo "  $(BIN)/pillion generate \"Once upon a time\""
+	@echo "  $(BIN)/pillion stop               end it; nothing is left behind"
+
+test: $(STAMPS)/test
+	$(BIN)/python -m pytest -q -m "not gpu" $(ARGS)
+
+test-gpu:
+	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest -q -m gpu $(ARGS)
+
+lint: $(STAMPS)/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell .
+
+bench: $(STAMPS)/install
+	$(BIN)/pillion bench latency
+
+clean:
+	rm -rf $(VENV) $(STAMPS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
