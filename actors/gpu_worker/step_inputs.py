@@ -1,0 +1,83 @@
+"""The tensors of one step: what InputPreparer makes and ModelExecutor and OutputProcessor read."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pillion.kernels.paged_attention import DecodeGather
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """Rows of a step as attention sees them: decode rows first, then prefill rows.
+
+    It is the `AttentionRows` that `pillion.kernels.paged_attention` asks for.
+    """
+
+    # [num_rows + 1] int32 device; first token of each row in input_ids
+    query_start_loc: torch.Tensor
+    # [num_rows] int32 device; KV length with this step's tokens, 0 for masked rows
+    seq_lens: torch.Tensor
+    # [num_rows, max_blocks_in_step] int32 device; entries beyond a row's blocks are 0
+    block_table: torch.Tensor
+    # [num_tokens] int64 device; block_id * block_size + offset, -1: do not write
+    slot_mapping: torch.Tensor
+    # rows 0 .. num_decode_rows - 1 have exactly one token each
+    num_decode_rows: int
+    # host upper bounds over all rows
+    max_query_len: int
+    max_seq_len: int
+    # host upper bound over the decode rows, 0 without any
+    max_decode_seq_len: int
+    # tokens in this step and KV length of each prefill row
+    prefill_query_lens: tuple[int, ...] = ()
+    prefill_seq_lens: tuple[int, ...] = ()
+    # for the torch reference, computed once for all layers
+    gather: DecodeGather | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobRows:
+    """Prompt positions of one prefill row whose log-probabilities were asked for."""
+
+    sequence_id: int
+    # the first position; predicted by the token before it
+    start: int
+    # index in input_ids of the token that predicts `start`
+    first_token: int
+    # the prompt's own tokens at start, start + 1, ...
+    token_ids_np: npt.NDArray[np.int32]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Everything that one step reads. Rows that sample are the decode rows and the last prefill chunks."""
+
+    # [num_tokens] int64 device
+    input_ids: torch.Tensor
+    # [num_tokens] int64 device
+    positions: torch.Tensor
+    attention: AttentionInputs
+    # [num_rows] int64 device
+    slots: torch.Tensor
+    # [num_rows] int64 device; tokens by which a row's num_computed advances, 0 for masked rows
+    advance: torch.Tensor
+    # [num_sample_rows] int64 device; index in input_ids of each sampling row's last token
+    logits_indices: torch.Tensor
+    # [num_sample_rows] int64 device, and what the host knows of the same rows
+    sample_slots: torch.Tensor
+    # [num_sample_rows] bool device; False: masked, its token counts for nothing
+    sample_valid: torch.Tensor
+    sample_slots_np: npt.NDArray[np.int32]
+    sample_generations_np: npt.NDArray[np.int32]
+    sample_sequence_ids_np: npt.NDArray[np.int64]
+    num_prefill_tokens: int
+    prompt_logprobs: tuple[PromptLogprobRows, ...] = ()
+
+    @property
+    def num_decode_rows(self) -> int:
+        """Rows whose one token comes from the device's own state."""
+        return self.attention.num_decode_rows
