@@ -1,0 +1,152 @@
+"""Messages between processes: ZeroMQ PUSH/PULL over Unix sockets. The only importer of zmq.
+
+Each actor binds one inbox; whoever writes to it connects an outbox. There is no high-water mark: what is in
+flight is bounded by the protocol, so a send never blocks.
+"""
+
+import atexit
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from pillion.messages.base import RingMessage
+from pillion.messages.codec import Codec
+from pillion.runtime.clock import NS_PER_MS
+from pillion.runtime.errors import InvariantBroken
+from pillion.runtime.paths import RunDir, check_socket_path, claim_socket_path
+
+T = TypeVar("T")
+
+LINGER_MS: Final = 500  # how long an exit waits for a peer that no longer reads
+RECONNECT_MS: Final = 10
+_FOREVER: Final = -1
+
+
+class Inbox(Generic[T]):
+    """The socket on which an actor takes its messages. Messages of one sender stay in order."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", path: Path, codec: Codec[T]) -> None:
+        self._socket = socket
+        self._path = path
+        self._codec = codec
+        self._timeout_ms = _FOREVER
+
+    @classmethod
+    def bind(cls, path: Path, union: Any) -> "Inbox[T]":
+        """Binds the inbox. Raises ConfigError if the path is too long, taken, or not a socket."""
+        claim_socket_path(path)
+        socket = _context().socket(zmq.PULL)
+        socket.set_hwm(0)
+        socket.bind(f"ipc://{path}")
+        return cls(socket, path, Codec(union))
+
+    def receive(self, timeout_ns: int | None) -> T | None:
+        """The next message, or None after the timeout (None: wait for ever; at most 1 ms late).
+
+        Raises InvariantBroken on a malformed frame.
+        """
+        timeout_ms = _FOREVER if timeout_ns is None else -(-max(timeout_ns, 0) // NS_PER_MS)
+        if timeout_ms != self._timeout_ms:
+            self._socket.rcvtimeo = self._timeout_ms = timeout_ms
+        try:
+            data = self._socket.recv()
+        except zmq.Again:
+            return None
+        return self._decode(data)
+
+    def drain(self) -> list[T]:
+        """All messages that are there, without waiting. Raises InvariantBroken on a malformed frame."""
+        messages = []
+        try:
+            while True:
+                messages.append(self._decode(self._socket.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            return messages
+
+    def fileno(self) -> int:
+        """A descriptor for an event loop.
+
+        It is edge-triggered: drain until empty after each event, and once after registering it.
+        """
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def close(self) -> None:
+        """Unbinds; messages that were not received are lost."""
+        self._socket.close(linger=0)
+
+    def _decode(self, data: bytes) -> T:
+        try:
+            return self._codec.decode(data)
+        except msgspec.DecodeError as error:
+            raise InvariantBroken(
+                f"malformed frame of {len(data)} bytes in {self._path.name}: {error}"
+            ) from error
+
+
+class Outbox:
+    """The way to one inbox. The inbox may be bound later or again: messages wait until it is there."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self._socket = socket
+        self._encoder = msgspec.msgpack.Encoder()
+
+    @classmethod
+    def connect(cls, path: Path) -> "Outbox":
+        """Connects, now or as soon as someone binds the path. Raises ConfigError if it is too long."""
+        check_socket_path(path)
+        socket = _context().socket(zmq.PUSH)
+        socket.set_hwm(0)
+        socket.linger = LINGER_MS
+        socket.reconnect_ivl = RECONNECT_MS
+        socket.connect(f"ipc://{path}")
+        return cls(socket)
+
+    def send(self, message: RingMessage) -> None:
+        """Queues a message; never blocks."""
+        self.send_bytes(self._encoder.encode(message))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Queues a message that is encoded already; never blocks."""
+        self._socket.send(data, zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """No more messages. Queued ones are still sent, for at most LINGER_MS after the process's end."""
+        self._socket.close()
+
+
+class Post:
+    """Outboxes by actor name, connected on first use."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._encoder = msgspec.msgpack.Encoder()
+        self._outboxes: dict[str, Outbox] = {}
+
+    def send(self, destination: str, message: RingMessage) -> None:
+        """Queues a message for an actor; never blocks."""
+        self.send_bytes(destination, self._encoder.encode(message))
+
+    def send_bytes(self, destination: str, data: bytes) -> None:
+        """Queues a message that is encoded already; never blocks."""
+        outbox = self._outboxes.get(destination)
+        if outbox is None:
+            outbox = Outbox.connect(self._run_dir.inbox(destination))
+            self._outboxes[destination] = outbox
+        outbox.send_bytes(data)
+
+    def close(self) -> None:
+        """Closes every outbox."""
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self._outboxes.clear()
+
+
+@cache
+def _context() -> "zmq.Context[zmq.Socket[bytes]]":
+    """The process's ZeroMQ context, ended at exit so that queued messages still leave."""
+    context = zmq.Context()
+    atexit.register(context.destroy, linger=LINGER_MS)
+    return context

@@ -1,0 +1,227 @@
+"""Where a daemon's files are: its run directory, socket names and the lock that says whether it lives."""
+
+import errno
+import fcntl
+import os
+import re
+import socket
+import stat
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pillion.runtime.errors import ConfigError
+
+MAX_SOCKET_PATH_BYTES: Final = 107  # sockaddr_un holds 108 with the closing zero
+EARLIER_LIFE_DEADLINE_S: Final = 5.0  # actors end themselves within this time of their launcher
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The files of one daemon."""
+
+    root: Path
+
+    def inbox(self, actor: str) -> Path:
+        """The ring socket that this actor binds."""
+        return self.root / f"{actor}.ipc"
+
+    @property
+    def client_socket(self) -> Path:
+        """Where clients meet the text edge."""
+        return self.root / "client.sock"
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the command line meets the launcher."""
+        return self.root / "control.sock"
+
+    @property
+    def config(self) -> Path:
+        """The configuration that the actors read."""
+        return self.root / "config.json"
+
+    @property
+    def log(self) -> Path:
+        """What every process of the daemon says."""
+        return self.root / "daemon.log"
+
+    @property
+    def lock(self) -> Path:
+        """Locked as long as any process of the daemon lives; holds the launcher's pid."""
+        return self.root / "lock"
+
+    def create(self) -> None:
+        """Makes the directory, for this user alone.
+
+        Raises ConfigError if a socket name would not fit or the directory belongs to someone else.
+        """
+        longest = max(
+            self.inbox("gpu_worker999"), self.control_socket, key=lambda path: len(str(path))
+        )
+        check_socket_path(longest)
+        if self.root.parent == _shared_fallback():
+            _make_private(self.root.parent)
+        try:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot create {self.root.parent}: {error.strerror}") from error
+        _make_private(self.root)
+
+    def remove_sockets(self) -> None:
+        """Removes what a daemon that is gone left behind; the lock must be held."""
+        for path in self.root.iterdir():
+            if path.suffix in (".ipc", ".sock") and stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink(missing_ok=True)
+
+
+def run_dir(name: str) -> RunDir:
+    """The run directory of the daemon of this name, which need not exist.
+
+    It lies in $PILLION_RUNTIME_DIR, else in $XDG_RUNTIME_DIR/pillion, else in /tmp/pillion-<uid>.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"name must be 1 to 64 letters, digits, '.', '_' or '-' and begin with a letter or digit, "
+            f"got {name!r:.80}"
+        )
+    return RunDir(runtime_root() / name)
+
+
+def runtime_root() -> Path:
+    """The directory that holds the run directories of this user's daemons."""
+    own = os.environ.get("PILLION_RUNTIME_DIR")
+    if own:
+        return Path(own).absolute()
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    if session and os.path.isdir(session):
+        return Path(session).absolute() / "pillion"
+    return _shared_fallback()
+
+
+def check_socket_path(path: Path) -> None:
+    """Raises ConfigError if the kernel could not bind a Unix socket of this name."""
+    length = len(os.fsencode(path))
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"the socket path {path} has {length} bytes and the system allows "
+            f"{MAX_SOCKET_PATH_BYTES}: choose a shorter name or set PILLION_RUNTIME_DIR"
+        )
+
+
+def claim_socket_path(path: Path) -> None:
+    """Makes sure that a socket can be bound here: the socket file of a dead process is removed.
+
+    Raises ConfigError if the path is too long, if a live process listens there (named by its pid) or if
+    the file is not a socket (it is left alone).
+    """
+    check_socket_path(path)
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"{path} is in the way and is not a socket: move it and start again")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        error = probe.connect_ex(os.fsencode(path))
+        if error in (0, errno.EAGAIN):  # EAGAIN: alive, with a full backlog
+            raise ConfigError(f"{path} is in use{_by_whom(probe) if error == 0 else ''}")
+    path.unlink(missing_ok=True)
+
+
+class DaemonLock:
+    """The lock of a run directory. Actors inherit its descriptor, so it is free only when all are gone."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    @classmethod
+    def acquire(cls, directory: RunDir) -> "DaemonLock":
+        """Takes the lock and writes this process's pid into it.
+
+        Waits up to 5 s for the actors of a launcher that was killed. Raises ConfigError if a daemon lives.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(directory.lock, flags, 0o600)
+        deadline = time.monotonic() + EARLIER_LIFE_DEADLINE_S
+        while not _try_lock(descriptor):
+            pid = _read_pid(descriptor)
+            launcher_lives = pid is not None and os.path.exists(f"/proc/{pid}")
+            if launcher_lives or time.monotonic() > deadline:
+                os.close(descriptor)
+                raise ConfigError(_held_message(directory, pid, launcher_lives))
+            time.sleep(0.02)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return cls(descriptor)
+
+    def release(self) -> None:
+        """Lets go; the lock is free when the actors have ended too."""
+        os.close(self.descriptor)
+
+
+def daemon_pid(directory: RunDir) -> int | None:
+    """The launcher's pid if any process of the daemon lives, else None."""
+    try:
+        descriptor = os.open(directory.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return None if _try_lock(descriptor, fcntl.LOCK_SH) else _read_pid(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read_pid(descriptor: int) -> int | None:
+    text = os.pread(descriptor, 32, 0).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _held_message(directory: RunDir, pid: int | None, launcher_lives: bool) -> str:
+    name = directory.root.name
+    if launcher_lives:
+        return (
+            f"a daemon named {name!r} already runs as pid {pid} in {directory.root}: "
+            f"stop it (pillion stop --name {name}) or choose another --name"
+        )
+    return (
+        f"processes of an earlier daemon named {name!r} (its launcher was pid {pid}) still hold "
+        f"{directory.lock} after {EARLIER_LIFE_DEADLINE_S:g} s"
+    )
+
+
+def _shared_fallback() -> Path:
+    return Path(f"/tmp/pillion-{os.getuid()}")
+
+
+def _make_private(path: Path) -> None:
+    """Others may be able to create names in the parent directory, so whoever owns this one matters."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            path.chmod(0o700)
+            return
+    except OSError as error:
+        raise ConfigError(f"cannot create {path}: {error.strerror}") from error
+    raise ConfigError(
+        f"{path} is not a directory of this user: remove it or set PILLION_RUNTIME_DIR"
+    )
+
+
+def _by_whom(connected: socket.socket) -> str:
+    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return f" by pid {_CREDENTIALS.unpack(raw)[0]}"

@@ -1,0 +1,111 @@
+"""How an actor's process begins: its command line, and the first thing that it does."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import sysconfig
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import pillion
+from pillion.runtime.config import EngineConfig, from_json
+from pillion.runtime.log import start_logging
+from pillion.runtime.paths import RunDir
+
+LAUNCHER_GONE_STATUS: Final = 70
+
+
+@dataclass(frozen=True, slots=True)
+class ActorContext:
+    """What an actor knows about itself from the start."""
+
+    name: str
+    epoch: int  # 1 for the first life, one more for each restart
+    config: EngineConfig
+    run_dir: RunDir
+
+
+def actor_arguments(run_dir: RunDir, epoch: int, lifetime_fd: int, lock_fd: int) -> list[str]:
+    """The arguments that `enter` reads; both descriptors must be inherited under these numbers."""
+    return [
+        f"--run-dir={run_dir.root}",
+        f"--epoch={epoch}",
+        f"--lifetime-fd={lifetime_fd}",
+        f"--lock-fd={lock_fd}",
+    ]
+
+
+def actor_environment() -> dict[str, str]:
+    """The environment of a child, which must import the same pillion as this process."""
+    environment = dict(os.environ)
+    home = str(Path(pillion.__file__).absolute().parent.parent)
+    # An installed package is found anyway, and site-packages must not come before the standard library.
+    if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        earlier = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = home + (os.pathsep + earlier if earlier else "")
+    return environment
+
+
+def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
+    """The first call of every actor's main(), before any heavy import.
+
+    From here on the process ends with its launcher, ignores SIGINT and SIGTERM (the launcher stops actors
+    by message), logs to the daemon's log and reports an uncaught exception as ActorFailed.
+    """
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--lifetime-fd", type=int, required=True)
+    parser.add_argument("--lock-fd", type=int, required=True)
+    options = parser.parse_args(argv)
+    # Grandchildren must not keep the daemon's lock or hide its end.
+    os.set_inheritable(options.lifetime_fd, False)
+    os.set_inheritable(options.lock_fd, False)
+    end_with_launcher(options.lifetime_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    start_logging(name)
+    run_dir = RunDir(options.run_dir)
+    context = ActorContext(
+        name=name,
+        epoch=options.epoch,
+        config=from_json(run_dir.config.read_bytes()),
+        run_dir=run_dir,
+    )
+    _report_uncaught(context)
+    return context
+
+
+def end_with_launcher(lifetime_fd: int) -> None:
+    """Ends this process at once when every copy of the pipe's other end is closed.
+
+    A thread that blocks in read costs nothing, and unlike PR_SET_PDEATHSIG it is bound to the launcher's
+    process and not to the thread in which the launcher happened to start us.
+    """
+
+    def wait_for_end() -> None:
+        while os.read(lifetime_fd, 1):
+            pass
+        os._exit(LAUNCHER_GONE_STATUS)
+
+    threading.Thread(target=wait_for_end, name="lifetime", daemon=True).start()
+
+
+def _report_uncaught(context: ActorContext) -> None:
+    def report(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        from pillion.runtime.actor import report_failure
+
+        if isinstance(error, Exception):
+            report_failure(context, error)
+        else:
+            logging.getLogger(__name__).error("ended by %s", kind.__name__)
+
+    sys.excepthook = report
