@@ -2,9 +2,10 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from pillion.runtime.errors import ConfigError
 
@@ -15,29 +16,64 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. None and "auto" mean: chosen from the model and the device."""
 
-    model: str
-    name: str = "default"
-    served_model_name: str | None = None
-    tokenizer: str | None = None  # where tokenizer and chat template come from, if not the model
-    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:0"
-    dtype: DtypeName = "auto"
-    load_format: LoadFormat = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    block_size: int = 16  # tokens per KV block
-    num_kv_blocks: int | None = None  # overrides the memory settings below
-    kv_cache_bytes: int | None = None
-    memory_fraction: float = 0.9  # of the device's memory, weights and workspace included (CUDA)
-    enable_prefix_caching: bool = True
-    max_queued_requests: int = 1024  # open requests beyond max_num_seqs before refusal
-    max_repeat: int = 64  # steps that one plan may grant
-    steps_in_flight: int = 2
-    cpu_threads: int | None = None
-    allow_request_templates: bool = False
-    drain_s: float = 10.0
-    start_timeout_s: float = 600.0
-    seed: int = 0
+    model: Annotated[str, Meta(description="directory, .gguf file, hub id or alias")]
+    name: Annotated[str, Meta(description="name of the daemon, by which clients find it")] = (
+        "default"
+    )
+    served_model_name: Annotated[
+        str | None, Meta(description="model name that clients see, if not the model's own")
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        Meta(description="where tokenizer and chat template come from, if not the model"),
+    ] = None
+    device: Annotated[str, Meta(description='"auto", "cpu", "cuda" or "cuda:0"')] = "auto"
+    dtype: Annotated[DtypeName, Meta(description="type of weights and activations")] = "auto"
+    load_format: Annotated[
+        LoadFormat, Meta(description='how weights are stored; "dummy" makes random ones')
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None, Meta(description="longest sequence in tokens, prompt and answer together")
+    ] = None
+    max_num_seqs: Annotated[int | None, Meta(description="sequences that run at once")] = None
+    max_num_batched_tokens: Annotated[
+        int | None, Meta(description="most tokens of one step, prefill and decode together")
+    ] = None
+    block_size: Annotated[int, Meta(description="tokens per KV block")] = 16
+    num_kv_blocks: Annotated[
+        int | None, Meta(description="KV blocks; overrides kv_cache_bytes and memory_fraction")
+    ] = None
+    kv_cache_bytes: Annotated[
+        int | None, Meta(description="memory of the KV cache; overrides memory_fraction")
+    ] = None
+    memory_fraction: Annotated[
+        float, Meta(description="of a CUDA device's memory, weights and workspace included")
+    ] = 0.9
+    enable_prefix_caching: Annotated[
+        bool, Meta(description="share the KV blocks of equal prompt beginnings")
+    ] = True
+    max_queued_requests: Annotated[
+        int, Meta(description="open requests beyond max_num_seqs before new ones are refused")
+    ] = 1024
+    max_repeat: Annotated[int, Meta(description="steps that one plan may grant")] = 64
+    steps_in_flight: Annotated[
+        int, Meta(description="steps launched before the first one's output is awaited")
+    ] = 2
+    cpu_threads: Annotated[
+        int | None, Meta(description="threads of the CPU device, if not all cores")
+    ] = None
+    allow_request_templates: Annotated[
+        bool, Meta(description="let clients send chat templates of their own")
+    ] = False
+    drain_s: Annotated[
+        float, Meta(description="seconds that open requests get when the daemon stops")
+    ] = 10.0
+    start_timeout_s: Annotated[
+        float, Meta(description="seconds after which a start that is not ready fails")
+    ] = 600.0
+    seed: Annotated[int, Meta(description="seed of requests that bring none")] = 0
+    # Where the model was found on this machine: whoever starts a daemon sets it (runtime/daemon.py).
+    model_path: Annotated[str | None, Meta(extra={"internal": True})] = None
 
     def __post_init__(self) -> None:
         _positive("max_model_len", self.max_model_len)
