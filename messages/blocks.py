@@ -4,8 +4,14 @@ Block ids are packed int32. A block is owned by exactly one of: the free list, a
 sequences, the cache.
 """
 
+from typing import Final
+
 from pillion.messages.base import RingMessage
 from pillion.messages.ids import SequenceId
+
+# Begins a salt that the scheduler made for one request. With prefix caching disabled these are the only
+# salts under which blocks are shared, so that the samples of one request still share their prompt.
+PRIVATE_SALT_PREFIX: Final = "\0request "
 
 
 class FindPrefix(RingMessage, frozen=True):
