@@ -74,8 +74,9 @@ class Inbox(Generic[T]):
         return int(self._socket.getsockopt(zmq.FD))
 
     def close(self) -> None:
-        """Unbinds; messages that were not received are lost."""
+        """Unbinds and removes the socket file; messages that were not received are lost."""
         self._socket.close(linger=0)
+        self._path.unlink(missing_ok=True)
 
     def _decode(self, data: bytes) -> T:
         try:

@@ -177,6 +177,13 @@ def daemon_pid(directory: RunDir) -> int | None:
         os.close(descriptor)
 
 
+def refuse_if_running(directory: RunDir) -> None:
+    """Raises ConfigError, naming the pid, if a daemon lives here. The lock has the last word."""
+    pid = daemon_pid(directory)
+    if pid is not None and os.path.exists(f"/proc/{pid}"):
+        raise ConfigError(_held_message(directory, pid, launcher_lives=True))
+
+
 def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

@@ -41,7 +41,7 @@ def actor_arguments(run_dir: RunDir, epoch: int, lifetime_fd: int, lock_fd: int)
     ]
 
 
-def actor_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The environment of a child, which must import the same pillion as this process."""
     environment = dict(os.environ)
     home = str(Path(pillion.__file__).absolute().parent.parent)

@@ -1,0 +1,99 @@
+"""`pillion status`: how a daemon is doing."""
+
+import argparse
+import sys
+from collections.abc import Iterable
+
+import msgspec
+
+from pillion.messages.control import ActorStatus, DaemonStatus, EngineGeometry, StatusRequest
+from pillion.runtime.control_socket import ControlClient
+from pillion.runtime.errors import PillionError
+from pillion.runtime.paths import run_dir
+
+_MIB = 1024 * 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which daemon, and for whom."""
+    parser.add_argument("--name", default="default", help="name of the daemon (default: default)")
+    parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the status; the exit status is 0 whenever the daemon answers."""
+    client = ControlClient(run_dir(arguments.name))
+    status = client.ask(StatusRequest())
+    client.close()
+    if not isinstance(status, DaemonStatus):
+        raise PillionError(f"the daemon {arguments.name!r} answers with {type(status).__name__}")
+    if arguments.json:
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(status)) + b"\n")
+        return 0
+    print("\n".join(describe(status)))
+    return 0
+
+
+def describe(status: DaemonStatus) -> list[str]:
+    """The lines that a person reads."""
+    lines = [
+        f"{status.name}: {status.state}, {status.model}, pid {status.pid}, "
+        f"up {_duration(status.uptime_s)}, pillion {status.version}"
+    ]
+    if status.failure is not None:
+        lines.append(f"failure: {status.failure}")
+    if status.geometry is not None:
+        lines.append(_geometry(status.geometry))
+    lines += ["", f"{'actor':13}{'state':10}{'pid':>8}{'memory':>11}{'cpu':>10}"]
+    lines += [_actor(actor) for actor in status.actors]
+    if status.start_phases:
+        ready = "not ready yet"
+        if status.ready_after_s is not None:
+            ready = f"ready after {status.ready_after_s:.2f} s"
+        lines += ["", f"start ({ready})"]
+        lines += [
+            f"  {actor:13}{phase:24}{milliseconds:>9.0f} ms"
+            for actor, phase, milliseconds in status.start_phases
+        ]
+    lines += _numbers(status.actors)
+    return lines
+
+
+def _actor(actor: ActorStatus) -> str:
+    pid = str(actor.pid) if actor.pid is not None else "-"
+    memory = f"{actor.rss_bytes / _MIB:.0f} MiB"
+    return f"{actor.name:13}{actor.state:10}{pid:>8}{memory:>11}{actor.cpu_seconds:>8.2f} s"
+
+
+def _geometry(geometry: EngineGeometry) -> str:
+    num_blocks = sum(group.num_blocks for group in geometry.kv_groups)
+    return (
+        f"{geometry.architecture} on {geometry.device} in {geometry.dtype}: "
+        f"{geometry.max_num_seqs} sequences of at most {geometry.max_model_len} tokens, "
+        f"{geometry.max_num_batched_tokens} tokens a step, "
+        f"weights {geometry.weights_bytes / _MIB:.0f} MiB, "
+        f"KV cache {geometry.kv_bytes / _MIB:.0f} MiB ({num_blocks} blocks)"
+    )
+
+
+def _numbers(actors: Iterable[ActorStatus]) -> list[str]:
+    lines = []
+    for actor in actors:
+        numbers = {**actor.counters, **actor.gauges}
+        if numbers:
+            lines += ["", actor.name]
+            lines += [f"  {name:36}{_number(value):>14}" for name, value in numbers.items()]
+    return lines
+
+
+def _number(value: int | float | str) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds) // 60
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

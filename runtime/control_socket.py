@@ -1,0 +1,154 @@
+"""The control socket: short questions from the command line to the launcher, and their answers.
+
+The framing is that of the client protocol (messages/text.py). The peer may send anything: what is not a
+request gets a ControlFailed and is hung up on.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pillion.messages import inboxes
+from pillion.messages.base import EdgeMessage
+from pillion.messages.codec import FRAME_HEADER_BYTES, Codec, frame, frame_length
+from pillion.messages.control import ControlFailed, StopAccepted
+from pillion.runtime.errors import DaemonUnavailable, PillionError
+from pillion.runtime.paths import RunDir, claim_socket_path
+
+MAX_REQUEST_BYTES: Final = 64 * 1024
+MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
+MAX_CONNECTIONS: Final = 64
+REQUEST_DEADLINE_S: Final = 10.0
+
+
+class ControlServer:
+    """Answers each frame with what `answer` returns; after StopAccepted the line stays open to the end."""
+
+    def __init__(self, answer: Callable[[inboxes.ControlRequest], inboxes.ControlReply]) -> None:
+        self._answer = answer
+        self._codec: Codec[inboxes.ControlRequest] = Codec(inboxes.ControlRequest)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def bind(self, path: Path) -> None:
+        """Begins to listen. Raises ConfigError if the path is too long, taken, or not a socket."""
+        claim_socket_path(path)
+        self._server = await asyncio.start_unix_server(self._serve, path)
+
+    def close(self) -> None:
+        """Hangs up on everybody."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._writers) >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._writers.add(writer)
+        try:
+            await self._converse(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # the peer is gone or says nothing; only this connection ends
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            async with asyncio.timeout(REQUEST_DEADLINE_S):
+                reply = await self._read_and_answer(reader)
+            writer.write(frame(self._codec.encode(reply)))
+            async with asyncio.timeout(REQUEST_DEADLINE_S):
+                await writer.drain()
+            if isinstance(reply, ControlFailed):
+                return
+            if isinstance(reply, StopAccepted):
+                await reader.read()  # until the peer loses interest or close() hangs up
+                return
+
+    async def _read_and_answer(self, reader: asyncio.StreamReader) -> inboxes.ControlReply:
+        length = frame_length(await reader.readexactly(FRAME_HEADER_BYTES))
+        if length > MAX_REQUEST_BYTES:
+            return ControlFailed(
+                message=f"a request may have {MAX_REQUEST_BYTES} bytes, this one announces {length}"
+            )
+        data = await reader.readexactly(length)
+        try:
+            request = self._codec.decode(data)
+        except msgspec.DecodeError as error:
+            return ControlFailed(message=f"not a control request: {error}")
+        return self._answer(request)
+
+
+class ControlClient:
+    """A connection of the command line to a launcher."""
+
+    def __init__(self, directory: RunDir, timeout_s: float = 5.0) -> None:
+        """Connects. Raises DaemonUnavailable if no daemon answers under this name."""
+        self._name = directory.root.name
+        self._codec: Codec[inboxes.ControlReply] = Codec(inboxes.ControlReply)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.connect(os.fsencode(directory.control_socket))
+        except OSError as error:
+            self._socket.close()
+            raise DaemonUnavailable(
+                f"no daemon named {self._name!r} is running (looked in {directory.root})"
+            ) from error
+
+    def ask(self, request: EdgeMessage) -> inboxes.ControlReply:
+        """Sends a request and waits for its reply.
+
+        Raises DaemonUnavailable if the daemon hangs up or does not answer in time, PillionError if it
+        answers with ControlFailed.
+        """
+        try:
+            self._socket.sendall(frame(self._codec.encode(request)))
+            length = frame_length(self._read(FRAME_HEADER_BYTES))
+            if length > MAX_REPLY_BYTES:
+                raise PillionError(f"the daemon's reply announces {length} bytes")
+            reply = self._codec.decode(self._read(length))
+        except OSError as error:
+            raise DaemonUnavailable(
+                f"the daemon {self._name!r} does not answer: {error}"
+            ) from error
+        except msgspec.DecodeError as error:
+            raise PillionError(
+                f"the daemon {self._name!r} speaks another version: {error}"
+            ) from error
+        if isinstance(reply, ControlFailed):
+            raise PillionError(reply.message)
+        return reply
+
+    def wait_hang_up(self, timeout_s: float) -> bool:
+        """Waits until the daemon closes the connection. Returns whether it did in time."""
+        self._socket.settimeout(timeout_s)
+        try:
+            while self._socket.recv(4096):
+                pass
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._socket.close()
+
+    def _read(self, length: int) -> bytes:
+        data = bytearray()
+        while len(data) < length:
+            received = self._socket.recv(length - len(data))
+            if not received:
+                raise ConnectionResetError("it hung up")
+            data += received
+        return bytes(data)

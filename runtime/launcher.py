@@ -1,0 +1,328 @@
+"""The launcher: starts the actors, answers for the daemon, and ends it in order when anything ends it."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+from pillion.messages import control, inboxes
+from pillion.messages.base import RingMessage
+from pillion.runtime.channels import Inbox, Post
+from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.control_socket import ControlServer
+from pillion.runtime.errors import PillionError
+from pillion.runtime.launch_report import LaunchReport
+from pillion.runtime.paths import RunDir
+from pillion.runtime.status_board import StatusBoard
+from pillion.runtime.supervision import ActorSpec, Child, Supervisor
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "launcher"
+DRAIN_SLACK_S: Final = 1.0  # for the last chunks of requests that ran into the drain's deadline
+SHUTDOWN_GRACE_S: Final = 2.0
+STOP_NOW_GRACE_S: Final = 0.5
+FAILURE_GRACE_S: Final = 1.0
+KILL_DEADLINE_S: Final = 2.0
+LAST_WORD_S: Final = 0.1  # between an actor's exit and the arrival of its ActorFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody wants the daemon to end."""
+
+    drain_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The daemon cannot go on: a child that failed, or what went wrong in the launcher itself."""
+
+    cause: Child | str
+
+    @property
+    def message(self) -> str:
+        """One line, as known so far."""
+        return self.cause if isinstance(self.cause, str) else self.cause.how_it_ended()
+
+
+class Launcher:
+    """One life of a daemon. The caller holds the run directory's lock."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        run_dir: RunDir,
+        specs: Sequence[ActorSpec],
+        lock_fd: int,
+        report: LaunchReport,
+    ) -> None:
+        self._config = config
+        self._report = report
+        self._run_dir = run_dir
+        self._board = StatusBoard(config)
+        self._supervisor = Supervisor(specs, run_dir, lock_fd, self._on_exit)
+        self._control = ControlServer(self._answer)
+        self._post = Post(run_dir)
+        self._inbox: Inbox[Any] | None = None
+        self._endings: asyncio.Queue[Stop | Failure] = asyncio.Queue()
+        self._ending = False
+        self._drained = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, lifetime_fd: int | None = None) -> int:
+        """Runs the daemon to its end. Returns the exit status: 0 if it was stopped, 1 if it failed.
+
+        With `lifetime_fd`, a pipe's reading end, the daemon stops at once when the other end is closed.
+        """
+        try:
+            await self._open(lifetime_fd)
+            ending = await self._endings.get()
+            if isinstance(ending, Stop) and self._board.state == "ready" and ending.drain_s > 0:
+                ending = await self._drain(ending)
+            if isinstance(ending, Failure):
+                return await self._fail(ending)
+            return await self._stop(ending)
+        finally:
+            self._control.close()
+            self._supervisor.close()
+            self._post.close()
+            if self._inbox is not None:
+                asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+                self._inbox.close()
+
+    async def _open(self, lifetime_fd: int | None) -> None:
+        """Binds the sockets first, so that the status answers while the actors still load."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_error)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        if lifetime_fd is not None:
+            loop.add_reader(lifetime_fd, self._on_parent_gone, loop, lifetime_fd)
+        await self._control.bind(self._run_dir.control_socket)
+        self._inbox = Inbox.bind(self._run_dir.inbox(NAME), inboxes.LauncherInbox)
+        loop.add_reader(self._inbox.fileno(), self._read_inbox)
+        loop.call_later(self._config.start_timeout_s, self._on_start_timeout)
+        logger.info("starting %s in %s", self._config.model, self._run_dir.root)
+        try:
+            self._supervisor.start()
+        except OSError as error:
+            self._end(Failure(f"cannot start an actor: {error}"))
+
+    # What ends a daemon.
+
+    def _end(self, ending: Stop | Failure) -> None:
+        self._ending = True
+        self._endings.put_nowait(ending)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        drain_s = 0.0 if self._ending else self._config.drain_s
+        self._end(Stop(drain_s, number.name))
+
+    def _on_parent_gone(self, loop: asyncio.AbstractEventLoop, lifetime_fd: int) -> None:
+        if os.read(lifetime_fd, 1) == b"":
+            loop.remove_reader(lifetime_fd)
+            self._end(Stop(0.0, "the process that started it has ended"))
+
+    def _on_start_timeout(self) -> None:
+        if self._board.state == "starting":
+            missing = [c.name for c in self._supervisor.children.values() if c.state != "running"]
+            waiting_for = ", ".join(missing) or "the worker's EngineGeometry"
+            limit = self._config.start_timeout_s
+            self._end(
+                Failure(f"not ready after start_timeout_s = {limit:g} s: waiting for {waiting_for}")
+            )
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        logger.error("the launcher fails: %s", context["message"], exc_info=error)
+        reason = f"{type(error).__name__}: {error}" if error else context["message"]
+        self._end(Failure(f"{NAME} (pid {os.getpid()}) failed: {reason}"))
+
+    def _on_exit(self, child: Child) -> None:
+        level = logging.INFO if child.state == "exited" else logging.WARNING
+        logger.log(level, "%s", child.how_it_ended())
+        if self._board.state not in ("stopping", "failed"):
+            task = asyncio.get_running_loop().create_task(self._note_death(child))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _note_death(self, child: Child) -> None:
+        """A child that ended in order has sent its last word; it may still be in our inbox's queue."""
+        self._read_inbox()
+        if child.failure is None and child.process.returncode == 1:
+            await asyncio.sleep(LAST_WORD_S)
+            self._read_inbox()
+        self._end(Failure(child))
+
+    # What the actors say.
+
+    def _read_inbox(self) -> None:
+        if self._inbox is not None:
+            for message in self._inbox.drain():
+                self._on_message(message)
+
+    def _on_message(self, message: inboxes.LauncherInbox) -> None:
+        match message:
+            case control.ActorReady():
+                self._on_actor_ready(message)
+            case control.ActorFailed():
+                child = self._child(message.actor)
+                if child.failure is None:
+                    child.failure = message
+                    self._end(Failure(child))
+            case control.ActorStats():
+                self._board.note_stats(message)
+            case control.StartPhase():
+                self._board.note_phase(message)
+                logger.info("%s: %s %.0f ms", message.actor, message.phase, message.duration_ms)
+            case control.EngineGeometry():
+                self._board.geometry = message
+                self._send(message, "detokenizer", "scheduler", "kv_manager")
+                self._check_ready()
+            case control.Drained():
+                self._drained.set()
+            case _:
+                assert_never(message)
+
+    def _on_actor_ready(self, message: control.ActorReady) -> None:
+        child = self._child(message.actor)
+        child.state = "running"
+        duration_ms = (now_ns() - child.started_ns) / NS_PER_MS
+        self._board.note_phase(
+            control.StartPhase(
+                actor=child.name, epoch=child.epoch, phase="ready", duration_ms=duration_ms
+            )
+        )
+        logger.info("%s (pid %d) is ready after %.0f ms", child.name, child.pid, duration_ms)
+        self._check_ready()
+
+    def _check_ready(self) -> None:
+        children = self._supervisor.children.values()
+        if (
+            self._board.state == "starting"
+            and self._board.geometry is not None
+            and all(child.state == "running" for child in children)
+        ):
+            self._board.note_ready()
+            logger.info("ready after %.2f s", self._board.ready_after_s)
+            self._report.ready()
+
+    def _child(self, actor: str) -> Child:
+        child = self._supervisor.children.get(actor)
+        if child is None:
+            raise PillionError(
+                f"a message came from {actor!r}, which is not an actor of this daemon"
+            )
+        return child
+
+    def _send(self, message: RingMessage, *destinations: str) -> None:
+        """Sends to those of these actors that this daemon has."""
+        for destination in destinations:
+            if destination in self._supervisor.children:
+                self._post.send(destination, message)
+
+    # What the command line asks.
+
+    def _answer(self, request: inboxes.ControlRequest) -> inboxes.ControlReply:
+        match request:
+            case control.StatusRequest():
+                return self._board.status(self._supervisor.children.values())
+            case control.StopRequest():
+                drain_s = self._config.drain_s if request.drain_s is None else request.drain_s
+                if not self._ending or drain_s <= 0:
+                    self._end(Stop(drain_s, "asked to stop"))
+                return control.StopAccepted(pid=os.getpid())
+            case _:
+                assert_never(request)
+
+    # The end.
+
+    async def _drain(self, stop: Stop) -> Stop | Failure:
+        """Lets what runs finish. Returns what ended the drain: this stop, a more urgent one, or a failure."""
+        self._board.state = "draining"
+        logger.info("%s: draining for at most %g s", stop.reason, stop.drain_s)
+        deadline_ns = now_ns() + int(stop.drain_s * NS_PER_S)
+        self._send(control.Drain(deadline_ns=deadline_ns), "detokenizer", "scheduler")
+        interruption = await self._unless_interrupted(
+            self._drained.wait(), stop.drain_s + DRAIN_SLACK_S
+        )
+        return interruption or stop
+
+    async def _unless_interrupted(
+        self, work: Coroutine[Any, Any, Any], timeout_s: float
+    ) -> Stop | Failure | None:
+        """Does this work for at most that long. Returns the ending that cut it short, if one did."""
+        working = asyncio.ensure_future(work)
+        interrupted = asyncio.ensure_future(self._endings.get())
+        await asyncio.wait(
+            (working, interrupted), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        working.cancel()
+        if interrupted.done():
+            return interrupted.result()
+        interrupted.cancel()
+        return None
+
+    async def _stop(self, stop: Stop) -> int:
+        in_order = self._board.state == "draining" and stop.drain_s > 0
+        self._board.state = "stopping"
+        logger.info("stopping: %s", stop.reason)
+        self._report.failed(f"stopped before it was ready: {stop.reason}")
+        if in_order:
+            await self._unless_interrupted(self._shut_down_in_order(), SHUTDOWN_GRACE_S)
+        else:
+            await self._end_requests("the daemon is stopping", None, STOP_NOW_GRACE_S)
+        lost = await self._kill_all()
+        if lost:
+            logger.error("stopped, but %s", lost)
+            return 1
+        logger.info("stopped")
+        return 0
+
+    async def _shut_down_in_order(self) -> None:
+        for child in self._supervisor.stopping_order():
+            self._send(control.Shutdown(), child.name)
+            await self._supervisor.wait_gone([child], SHUTDOWN_GRACE_S)
+
+    async def _fail(self, failure: Failure) -> int:
+        self._board.state = "failed"
+        self._board.failure = failure.message
+        culprit = failure.cause if isinstance(failure.cause, Child) else None
+        await self._end_requests(f"the engine failed: {failure.message}", culprit, FAILURE_GRACE_S)
+        lost = await self._kill_all()
+        self._board.failure = failure.message
+        if lost:
+            logger.error("%s", lost)
+        # Nobody is left who could write to the log after this line.
+        logger.error("failed: %s", failure.message)
+        self._report.failed(failure.message)
+        return 1
+
+    async def _end_requests(self, message: str, culprit: Child | None, grace_s: float) -> None:
+        """Every open request ends with an error now; only who tells the clients, and who fails, may go on."""
+        living = self._supervisor.stopping_order()
+        spared = [
+            child
+            for child in living
+            if child is culprit or (child.name == "detokenizer" and child.state == "running")
+        ]
+        self._supervisor.kill(child for child in living if child not in spared)
+        self._send(control.EngineFailed(message=message), "detokenizer")
+        self._send(control.Shutdown(), "detokenizer")
+        await self._supervisor.wait_gone(spared, grace_s)
+
+    async def _kill_all(self) -> str:
+        """Kills who is left. Returns "" or a line that says which processes not even SIGKILL has ended."""
+        living = self._supervisor.stopping_order()
+        self._supervisor.kill(living)
+        lost = await self._supervisor.wait_gone(living, KILL_DEADLINE_S)
+        if not lost:
+            return ""
+        names = ", ".join(f"{child.name} (pid {child.pid})" for child in lost)
+        return f"SIGKILL has not ended {names} within {KILL_DEADLINE_S:g} s; its device may be lost"

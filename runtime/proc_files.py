@@ -1,0 +1,41 @@
+"""What the kernel knows about a process, read from /proc."""
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+# Positions after the command name in /proc/<pid>/stat, which is field 2 of proc(5).
+_UTIME, _STIME, _START = 14 - 3, 15 - 3, 22 - 3
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory; 0 if there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time used so far, all threads together; 0 if there is no such process."""
+    fields = _stat_fields(pid)
+    return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S if fields else 0.0
+
+
+def age_s(pid: int) -> float:
+    """Seconds since the process was started, interpreter start included; 0 if there is none."""
+    fields = _stat_fields(pid)
+    if not fields:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_START]) / _TICKS_PER_S)
+
+
+def _stat_fields(pid: int) -> list[str]:
+    try:
+        # The command name is in parentheses and may itself hold spaces and parentheses.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

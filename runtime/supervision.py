@@ -1,0 +1,155 @@
+"""The launcher's children: the table of actors, how they start, how they end, and how one learns of it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pillion.messages.control import ActorFailed
+from pillion.runtime.clock import now_ns
+from pillion.runtime.paths import RunDir
+from pillion.runtime.process import actor_arguments, child_environment
+
+REAP_RETRY_S: Final = 0.02
+REAP_DEADLINE_S: Final = 1.0
+
+ChildState = Literal["starting", "running", "exited", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """One row of the table: an actor and the command that runs it."""
+
+    name: str
+    command: tuple[str, ...]  # followed by the arguments of runtime/process.py
+
+
+def module_spec(name: str) -> ActorSpec:
+    """An actor that lives in its own module of this package."""
+    # -P: the working directory must not shadow packages that the actor imports.
+    return ActorSpec(name, (sys.executable, "-P", "-m", f"pillion.actors.{name}.process"))
+
+
+# In the order in which they start; they stop in reverse.
+ACTORS: Final = tuple(
+    module_spec(name) for name in ("kv_manager", "scheduler", "detokenizer", "gpu_worker")
+)
+
+
+class Child:
+    """One life of an actor."""
+
+    def __init__(self, name: str, epoch: int, process: subprocess.Popen[bytes]) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.pid = process.pid
+        self.started_ns = now_ns()
+        self.state: ChildState = "starting"
+        self.failure: ActorFailed | None = None
+        self.gone = asyncio.Event()
+        self.process = process
+        self.pidfd = os.pidfd_open(process.pid)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not been seen to end."""
+        return not self.gone.is_set()
+
+    def how_it_ended(self) -> str:
+        """Actor, pid, signal or exit code, and what the actor itself said, in one line."""
+        text = f"{self.name} (pid {self.pid}) {self._exit()}"
+        return f"{text}: {self.failure.message}" if self.failure is not None else text
+
+    def _exit(self) -> str:
+        status = self.process.returncode
+        if self.alive:
+            return "fails"
+        if status is None:
+            return "ended, and its exit status cannot be read"
+        if status >= 0:
+            return f"exited with code {status}"
+        try:
+            return f"was killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"was killed by signal {-status}"
+
+
+class Supervisor:
+    """Starts the actors of a table, sees their ends and kills those that do not end by themselves."""
+
+    def __init__(
+        self,
+        specs: Sequence[ActorSpec],
+        run_dir: RunDir,
+        lock_fd: int,
+        on_exit: Callable[[Child], None],
+    ) -> None:
+        self._specs = specs
+        self._run_dir = run_dir
+        self._lock_fd = lock_fd
+        self._on_exit = on_exit
+        # Children see the end of this process as the end of the pipe: only we hold its writing end.
+        self._lifetime_fd, self._our_lifetime_fd = os.pipe()
+        self.children: dict[str, Child] = {}
+
+    def start(self) -> None:
+        """Starts every actor in the table's order. Raises OSError if a command cannot be run."""
+        for spec in self._specs:
+            self._start_child(spec, epoch=1)
+
+    def _start_child(self, spec: ActorSpec, epoch: int) -> None:
+        arguments = actor_arguments(self._run_dir, epoch, self._lifetime_fd, self._lock_fd)
+        process = subprocess.Popen(
+            [*spec.command, *arguments],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(self._lifetime_fd, self._lock_fd),
+            env=child_environment(),
+            start_new_session=True,  # a Ctrl-C at the terminal is the launcher's to handle
+        )
+        child = Child(spec.name, epoch, process)
+        self.children[spec.name] = child
+        asyncio.get_running_loop().add_reader(child.pidfd, self._on_pidfd, child)
+
+    def _on_pidfd(self, child: Child) -> None:
+        asyncio.get_running_loop().remove_reader(child.pidfd)
+        os.close(child.pidfd)
+        self._reap(child, now_ns())
+
+    def _reap(self, child: Child, since_ns: int) -> None:
+        """Takes the exit status; a debugger that traces the child can withhold it for a while."""
+        status = child.process.poll()
+        if status is None and now_ns() - since_ns < REAP_DEADLINE_S * 1e9:
+            loop = asyncio.get_running_loop()
+            loop.call_later(REAP_RETRY_S, self._reap, child, since_ns)
+            return
+        child.state = "exited" if status == 0 else "failed"
+        child.gone.set()
+        self._on_exit(child)
+
+    def stopping_order(self) -> list[Child]:
+        """The children that live, the last one started first."""
+        return [child for child in reversed(self.children.values()) if child.alive]
+
+    def kill(self, children: Iterable[Child]) -> None:
+        """Sends SIGKILL to those that live."""
+        for child in children:
+            if child.alive:
+                child.process.kill()
+
+    async def wait_gone(self, children: Iterable[Child], timeout_s: float) -> list[Child]:
+        """Waits for the ends of these children. Returns those that still live after the timeout."""
+        waits = [asyncio.ensure_future(child.gone.wait()) for child in children if child.alive]
+        if waits:
+            _, pending = await asyncio.wait(waits, timeout=timeout_s)
+            for wait in pending:
+                wait.cancel()
+        return [child for child in children if child.alive]
+
+    def close(self) -> None:
+        """Closes the lifetime pipe: whoever still lives ends now, unless nothing can end it."""
+        os.close(self._our_lifetime_fd)
+        os.close(self._lifetime_fd)
