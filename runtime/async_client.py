@@ -1,0 +1,302 @@
+"""The client library for asyncio."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack, overload
+
+import msgspec
+
+from pillion.messages.codec import unpack_ids
+from pillion.messages.control import DaemonStatus, StatusRequest
+from pillion.messages.sampling import SamplingParams
+from pillion.messages.text import (
+    DetokenizeReply,
+    EmbeddingChunk,
+    EmbedRequest,
+    GenerateRequest,
+    TokenizeReply,
+    Welcome,
+)
+from pillion.runtime.async_connection import AsyncConnection
+from pillion.runtime.async_request_stream import AsyncRequestStream, receive
+from pillion.runtime.client_connection import Reply, socket_path
+from pillion.runtime.client_requests import (
+    R,
+    RequestOptions,
+    TokenizeOptions,
+    check_timeout,
+    detokenize_request,
+    expect_reply,
+    generate_requests,
+    tokenize_request,
+)
+from pillion.runtime.clock import NS_PER_S, now_ns
+from pillion.runtime.control_socket import ControlClient
+from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.outputs import RequestOutput
+from pillion.runtime.paths import RunDir
+from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
+from pillion.runtime.request_batch import RequestBatch
+
+
+class AsyncClient:
+    """A connection to a daemon for the tasks of one event loop; any number of requests at a time.
+
+    It connects on first use (or on `async with`) and again after the connection was lost. Cancelling a
+    task that waits for an answer cancels the request in the daemon.
+    """
+
+    def __init__(
+        self,
+        name: str | os.PathLike[str] = "default",
+        *,
+        client_name: str = "",
+        fairness_key: str = "",
+        connect_timeout: float = 5.0,
+    ) -> None:
+        """As `Client`, without connecting yet."""
+        check_timeout("connect_timeout", connect_timeout)
+        self._path = socket_path(name)
+        self._client_name = client_name or f"python-{os.getpid()}"
+        self._fairness_key = fairness_key
+        self._connect_timeout = connect_timeout
+        self._ids = itertools.count()
+        self._connection: AsyncConnection | None = None
+        self._opening: asyncio.Lock | None = None
+        self._closed = False
+
+    async def welcome(self) -> Welcome:
+        """What the daemon said of itself when this client connected: model, limits, version."""
+        return (await self._connected()).welcome
+
+    @overload
+    async def generate(
+        self,
+        prompts: OnePrompt | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        prompt_token_ids: Sequence[int] | None = None,
+        messages: Messages | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncRequestStream: ...
+    @overload
+    async def generate(
+        self,
+        prompts: OnePrompt | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        prompt_token_ids: Sequence[int] | None = None,
+        messages: Messages | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestOutput: ...
+    @overload
+    async def generate(
+        self,
+        prompts: ManyPrompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestOutput]: ...
+
+    async def generate(
+        self,
+        prompts: Any = None,
+        sampling_params: Any = None,
+        *,
+        stream: bool = False,
+        prompt_token_ids: Any = None,
+        messages: Any = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestOutput | AsyncRequestStream | list[RequestOutput]:
+        """As `Client.generate`; a stream is `async for new in await client.generate(..., stream=True)`."""
+        requests, many = generate_requests(
+            self._next_request_id,
+            prompts,
+            sampling_params,
+            prompt_token_ids,
+            messages,
+            options,
+            stream=stream,
+        )
+        if many:
+            return await self._run_batch(requests)
+        answer = await AsyncRequestStream.start(self, await self._connected(), requests[0])
+        if stream:
+            return answer
+        async with answer:
+            async for _ in answer:
+                pass
+        return answer.output
+
+    @overload
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        **options: Unpack[RequestOptions],
+    ) -> AsyncRequestStream: ...
+    @overload
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[RequestOptions],
+    ) -> RequestOutput: ...
+    @overload
+    async def chat(
+        self,
+        messages: Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestOutput]: ...
+
+    async def chat(
+        self,
+        messages: Any,
+        sampling_params: Any = None,
+        *,
+        stream: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> RequestOutput | AsyncRequestStream | list[RequestOutput]:
+        """As `Client.chat`."""
+        return await self.generate(  # type: ignore[call-overload,no-any-return]
+            None, sampling_params, messages=messages, stream=stream, **options
+        )
+
+    async def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        timeout: float | None = 60.0,
+        **options: Unpack[TokenizeOptions],
+    ) -> list[int]:
+        """As `Client.tokenize`."""
+        request = tokenize_request(self._next_request_id(), prompt, messages, options)
+        reply = await self._ask(request.client_request_id, request, TokenizeReply, timeout)
+        return unpack_ids(reply.token_ids)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        timeout: float | None = 60.0,
+    ) -> str:
+        """As `Client.detokenize`."""
+        request = detokenize_request(self._next_request_id(), token_ids, skip_special_tokens)
+        return (await self._ask(request.client_request_id, request, DetokenizeReply, timeout)).text
+
+    async def embed(
+        self,
+        inputs: Sequence[str | list[int]],
+        *,
+        pooling: str = "",
+        timeout: float | None = None,
+    ) -> EmbeddingChunk:
+        """As `Client.embed`."""
+        request = EmbedRequest(
+            client_request_id=self._next_request_id(), inputs=list(inputs), pooling=pooling
+        )
+        return await self._ask(request.client_request_id, request, EmbeddingChunk, timeout)
+
+    async def status(self) -> DaemonStatus:
+        """As `Client.status`."""
+        return await asyncio.to_thread(ask_status, RunDir(self._path.parent), self._connect_timeout)
+
+    async def close(self) -> None:
+        """Ends the connection; the daemon cancels what is open. The client cannot be used again."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self._connected()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _next_request_id(self) -> str:
+        return str(next(self._ids))
+
+    async def _connected(self) -> AsyncConnection:
+        loop = asyncio.get_running_loop()
+        connection = self._connection
+        if connection is not None and connection.loop is not loop:
+            if not connection.loop.is_closed() and connection.lost is None:
+                raise RuntimeError(
+                    "this AsyncClient is in use on another event loop: make one client per loop, or use"
+                    " Client, which threads may share"
+                )
+            self._connection = self._opening = None
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._closed:
+                raise DaemonUnavailable("this client was closed")
+            if self._connection is None or self._connection.lost is not None:
+                self._connection = await AsyncConnection.open(
+                    self._path, self._client_name, self._fairness_key, self._connect_timeout
+                )
+            return self._connection
+
+    async def _run_batch(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
+        connection = await self._connected()
+        batch = RequestBatch(requests, now_ns())
+        replies: asyncio.Queue[Reply] = asyncio.Queue()
+        try:
+            while not batch.finished:
+                while (request := batch.next_request(now_ns())) is not None:
+                    await connection.submit(request.client_request_id, request, replies.put_nowait)
+                reply = await receive(replies, batch.wake_at_ns())
+                output = batch.on_reply(reply, now_ns())
+                if output is not None:
+                    connection.forget(output.request_id)
+        finally:
+            for request_id in batch.in_flight:
+                connection.cancel(request_id)
+        return batch.outputs
+
+    async def _ask(
+        self, request_id: str, message: msgspec.Struct, kind: type[R], timeout: float | None
+    ) -> R:
+        check_timeout("timeout", timeout)
+        connection = await self._connected()
+        replies: asyncio.Queue[Reply] = asyncio.Queue()
+        until = None if timeout is None else now_ns() + int(timeout * NS_PER_S)
+        try:
+            await connection.submit(request_id, message, replies.put_nowait)
+            reply = await receive(replies, until)
+        finally:
+            connection.forget(request_id)
+        return expect_reply(reply, kind, timeout)
+
+
+def ask_status(directory: RunDir, timeout_s: float) -> DaemonStatus:
+    """The state of the daemon in this run directory. Raises DaemonUnavailable."""
+    control = ControlClient(directory, timeout_s)
+    try:
+        reply = control.ask(StatusRequest())
+    finally:
+        control.close()
+    if not isinstance(reply, DaemonStatus):
+        raise DaemonUnavailable(f"the daemon answered {type(reply).__name__} instead of its status")
+    return reply

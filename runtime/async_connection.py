@@ -1,0 +1,219 @@
+"""One connection to a daemon's text edge on an asyncio loop."""
+
+import asyncio
+import os
+import socket
+import weakref
+from pathlib import Path
+from typing import Final, cast
+
+import msgspec
+
+from pillion.messages.codec import Codec
+from pillion.messages.inboxes import DaemonToClient
+from pillion.messages.text import CancelRequest, RequestFailed, Welcome
+from pillion.runtime.client_connection import (
+    ConnectionLost,
+    Sink,
+    check_welcome,
+    explain_connect_error,
+    hello_frame,
+)
+from pillion.runtime.client_requests import encode_frame
+from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.frame_buffer import FrameBuffer
+
+_BACKLOG_RETRY_S: Final = 0.01
+
+
+class AsyncConnection(asyncio.Protocol):
+    """A greeted connection. Replies go to the sinks of their requests, on the loop's thread."""
+
+    def __init__(self) -> None:
+        """Use `open`."""
+        self._codec: Codec[DaemonToClient] = Codec(DaemonToClient)
+        self._frames = FrameBuffer()
+        self._sinks: dict[str, Sink] = {}
+        self._lost: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._socket: socket.socket | None = None
+
+    @classmethod
+    async def open(
+        cls, path: Path, client_name: str, fairness_key: str, timeout_s: float
+    ) -> "AsyncConnection":
+        """Connects and greets. Raises DaemonUnavailable after `timeout_s` at the latest."""
+        loop = asyncio.get_running_loop()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await _connect(connection, os.fspath(path))
+                _, self = await loop.create_unix_connection(cls, sock=connection)
+        except OSError as error:  # TimeoutError is one
+            connection.close()
+            raise DaemonUnavailable(explain_connect_error(path, error)) from error
+        except BaseException:
+            connection.close()
+            raise
+        self._socket = connection
+        _open_connections.add(self)
+        try:
+            await self._greet(path, client_name, fairness_key, timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that this connection lives on."""
+        return self._loop
+
+    @property
+    def lost(self) -> str | None:
+        """Why the connection has ended; None while it lives."""
+        return self._lost
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the daemon said of itself."""
+        return self._welcome.result()
+
+    async def submit(self, request_id: str, message: msgspec.Struct, sink: Sink) -> None:
+        """Sends a request whose replies go to `sink` until `forget`. Raises DaemonUnavailable."""
+        data = encode_frame(message)
+        await self._writable.wait()
+        if self._lost is not None or self._transport is None:
+            raise DaemonUnavailable(self._lost or "the connection is not open")
+        self._sinks[request_id] = sink
+        self._transport.write(data)
+
+    def forget(self, request_id: str) -> None:
+        """Drops whatever else comes for a request."""
+        self._sinks.pop(request_id, None)
+
+    def cancel(self, request_id: str) -> None:
+        """Forgets a request and has the daemon end it. Never raises; may be called from any thread."""
+        if self._lost is not None or self._loop.is_closed():
+            return
+        try:
+            running = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            running = False
+        if running:
+            self._cancel_here(request_id)
+        else:
+            self._loop.call_soon_threadsafe(self._cancel_here, request_id)
+
+    def close(self) -> None:
+        """Ends the connection; the daemon cancels what is open."""
+        self._end("the client was closed")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio: takes replies apart and hands them out."""
+        try:
+            for payload in self._frames.feed(data):
+                self._dispatch(self._codec.decode(payload))
+        except (ValueError, msgspec.DecodeError) as error:
+            self._end(f"the daemon sent something that this client does not understand: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        if exc is None:
+            self._end("the daemon closed the connection: see `pillion status` and `pillion logs`")
+        else:
+            self._end(f"the connection to the daemon was lost: {exc}")
+
+    def pause_writing(self) -> None:
+        """Called by asyncio: the daemon reads more slowly than we send."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Called by asyncio."""
+        self._writable.set()
+
+    def _cancel_here(self, request_id: str) -> None:
+        self.forget(request_id)
+        if self._lost is None and self._transport is not None:
+            self._transport.write(encode_frame(CancelRequest(client_request_id=request_id)))
+
+    def _abandon_after_fork(self) -> None:
+        # Only the descriptor may be touched: the transport's own close would reach into the parent's
+        # selector, which both processes share.
+        self._lost = "the connection belongs to the parent process"
+        self._sinks = {}
+        if self._socket is not None:
+            self._socket.close()
+
+    async def _greet(
+        self, path: Path, client_name: str, fairness_key: str, timeout_s: float
+    ) -> None:
+        if self._transport is not None:
+            self._transport.write(hello_frame(client_name, fairness_key))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._welcome
+        except TimeoutError as error:
+            raise DaemonUnavailable(
+                f"the daemon behind {path} did not answer within {timeout_s:g} s"
+            ) from error
+
+    def _dispatch(self, reply: DaemonToClient) -> None:
+        if not self._welcome.done():
+            try:
+                self._welcome.set_result(check_welcome(reply))
+            except Exception as error:  # whoever waits for the greeting gets it
+                self._welcome.set_exception(error)
+            return
+        if isinstance(reply, Welcome):
+            return
+        sink = self._sinks.get(reply.client_request_id)
+        if sink is not None:
+            sink(reply)
+        elif isinstance(reply, RequestFailed) and not reply.client_request_id:
+            self._end(reply.message)
+
+    def _end(self, reason: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = reason
+        if not self._welcome.done():
+            self._welcome.set_exception(DaemonUnavailable(reason))
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(ConnectionLost(reason))
+        self._writable.set()
+        if self._transport is not None and not self._loop.is_closed():
+            self._transport.abort()
+
+
+_open_connections: "weakref.WeakSet[AsyncConnection]" = weakref.WeakSet()
+
+
+def _abandon_connections() -> None:
+    for connection in list(_open_connections):
+        connection._abandon_after_fork()
+
+
+os.register_at_fork(after_in_child=_abandon_connections)
+
+
+async def _connect(connection: socket.socket, path: str) -> None:
+    # A Unix socket connects at once or, with a full backlog, not at all: there is nothing to be polled for,
+    # and the loop's own sock_connect takes that case for a success.
+    while True:
+        try:
+            connection.connect(path)
+        except BlockingIOError:
+            await asyncio.sleep(_BACKLOG_RETRY_S)
+        else:
+            return

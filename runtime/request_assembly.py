@@ -1,0 +1,156 @@
+"""One request's answer, put together from the chunks in which it comes."""
+
+import time
+
+from pillion.messages.codec import num_ids, unpack_floats, unpack_ids
+from pillion.messages.text import GenerateChunk, RequestFailed, TokenLogprobs
+from pillion.runtime.client_requests import error_of
+from pillion.runtime.clock import NS_PER_S, now_ns
+from pillion.runtime.errors import RequestError
+from pillion.runtime.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+
+
+class RequestAssembly:
+    """Joins chunks into `output` and checks that nothing is missing, doubled or late."""
+
+    def __init__(self, request_id: str, num_samples: int, prompt: str | None) -> None:
+        self._started_ns = now_ns()
+        self._metrics = RequestMetrics(arrival_time=time.time())
+        self._num_open = num_samples
+        self._failed = False
+        self.output = RequestOutput(
+            request_id=request_id,
+            prompt=prompt,
+            outputs=[CompletionOutput(index=index) for index in range(num_samples)],
+            metrics=self._metrics,
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample has ended."""
+        return self._num_open == 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the daemon will send nothing more."""
+        return self._failed or self.finished
+
+    def take(self, reply: object) -> RequestOutput:
+        """As `add`, for whatever the daemon replied. Raises the error that a failed request ends with."""
+        if isinstance(reply, RequestFailed):
+            self._failed = True
+            raise error_of(reply)
+        if not isinstance(reply, GenerateChunk):
+            raise RequestError(f"the daemon answered a generation with {type(reply).__name__}")
+        new = self.add(reply)
+        if self.finished:
+            for sample in self.output.outputs:
+                if sample.finish_reason == "error":
+                    raise RequestError(sample.error or "the request failed inside the daemon")
+        return new
+
+    def add(self, chunk: GenerateChunk) -> RequestOutput:
+        """Takes a chunk in and returns what is new as a RequestOutput of its own.
+
+        Raises RequestError if the chunks do not join.
+        """
+        sample = self._sample_of(chunk)
+        new = CompletionOutput(
+            index=chunk.index,
+            text=chunk.text,
+            token_ids=unpack_ids(chunk.token_ids),
+            finish_reason=chunk.finish_reason,
+            stop_reason=chunk.stop_reason,
+            error=chunk.error,
+        )
+        if chunk.logprobs is not None:
+            new.logprobs = logprob_dicts(chunk.logprobs)
+            new.cumulative_logprob = sum(
+                entry[token_id].logprob
+                for entry, token_id in zip(new.logprobs, new.token_ids, strict=True)
+            )
+        self._join(sample, new)
+        return self._describe(chunk, new)
+
+    def _sample_of(self, chunk: GenerateChunk) -> CompletionOutput:
+        if not 0 <= chunk.index < len(self.output.outputs):
+            raise RequestError(
+                f"the daemon answered sample {chunk.index} of {len(self.output.outputs)}"
+            )
+        sample = self.output.outputs[chunk.index]
+        if sample.finished():
+            raise RequestError(f"the daemon answered sample {chunk.index} after its end")
+        have = len(sample.token_ids)
+        if chunk.offset != have:
+            kind = "are missing" if chunk.offset > have else "came twice"
+            raise RequestError(
+                f"tokens of sample {chunk.index} {kind}: the chunk starts at token {chunk.offset} and"
+                f" {have} tokens were there"
+            )
+        if chunk.logprobs is not None and num_ids(chunk.logprobs.ranks) != num_ids(chunk.token_ids):
+            raise RequestError(f"a chunk of sample {chunk.index} has logprobs of other tokens")
+        return sample
+
+    def _join(self, sample: CompletionOutput, new: CompletionOutput) -> None:
+        sample.text += new.text
+        sample.token_ids += new.token_ids
+        sample.finish_reason = new.finish_reason
+        sample.stop_reason = new.stop_reason
+        sample.error = new.error
+        if new.logprobs is not None:
+            sample.logprobs = (sample.logprobs or []) + new.logprobs
+            sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + (
+                new.cumulative_logprob or 0.0
+            )
+        if new.token_ids and self._metrics.first_token_s is None:
+            self._metrics.first_token_s = self._elapsed_s()
+        if new.finished():
+            self._num_open -= 1
+            if self.finished:
+                self._metrics.finished_s = self._elapsed_s()
+                self.output.finished = True
+
+    def _describe(self, chunk: GenerateChunk, new: CompletionOutput) -> RequestOutput:
+        whole = self.output
+        delta = RequestOutput(
+            request_id=whole.request_id,
+            prompt=whole.prompt,
+            outputs=[new],
+            finished=whole.finished,
+            metrics=self._metrics,
+        )
+        if chunk.prompt_token_ids is not None:
+            whole.prompt_token_ids = delta.prompt_token_ids = unpack_ids(chunk.prompt_token_ids)
+        if chunk.prompt_logprobs is not None:
+            entries = logprob_dicts(chunk.prompt_logprobs)
+            whole.prompt_logprobs = delta.prompt_logprobs = [entry or None for entry in entries]
+        if chunk.usage is not None:
+            whole.num_cached_tokens = delta.num_cached_tokens = chunk.usage.cached_tokens
+            whole.cache_miss_reason = delta.cache_miss_reason = chunk.usage.cache_miss_reason
+        return delta
+
+    def _elapsed_s(self) -> float:
+        return (now_ns() - self._started_ns) / NS_PER_S
+
+
+def logprob_dicts(columns: TokenLogprobs) -> list[dict[int, Logprob]]:
+    """A dict per token: the token itself first, then the likeliest ones; empty where there is nothing.
+
+    Raises RequestError if the columns do not fit together.
+    """
+    width = 1 + columns.num_top
+    ids, values = unpack_ids(columns.token_ids), unpack_floats(columns.logprobs)
+    ranks = unpack_ids(columns.ranks)
+    if not len(ids) == len(values) == len(columns.decoded) == len(ranks) * width:
+        raise RequestError("the daemon sent logprobs whose columns differ in length")
+    rows = []
+    for row, rank in enumerate(ranks):
+        entries: dict[int, Logprob] = {}
+        for column in range(width):
+            at = row * width + column
+            if ids[at] >= 0:
+                # The best of all has rank 1 and stands in column 1; column 0 is the token itself.
+                entry = Logprob(values[at], column or rank, columns.decoded[at])
+                entries.setdefault(ids[at], entry)
+        rows.append(entries)
+    return rows
