@@ -65,6 +65,8 @@ class EngineGeometry(RingMessage, frozen=True):
     kv_groups: list[KvGroupGeometry]
     weights_bytes: int
     kv_bytes: int
+    num_parameters: int = 0
+    step_read_bytes: int = 0  # of weights, that a decode step of one row reads
 
 
 class PeerRestarted(RingMessage, frozen=True):

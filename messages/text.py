@@ -120,6 +120,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cache_miss_reason: str
 
 
+class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """When a request got on, in milliseconds since the text edge received it."""
+
+    scheduled_ms: float  # its first sample got a slot
+    first_token_ms: float
+    finished_ms: float
+    first_step_ms: float  # the worker's own time for the step that gave the first token
+
+
 class GenerateChunk(EdgeMessage, frozen=True):
     """New text and tokens of one sample.
 
@@ -139,6 +148,7 @@ class GenerateChunk(EdgeMessage, frozen=True):
     prompt_token_ids: bytes | None = None  # in a request's first chunk, if asked for
     prompt_logprobs: TokenLogprobs | None = None  # in a request's first chunk, if asked for
     usage: Usage | None = None  # in a request's last chunk
+    times: RequestTimes | None = None  # likewise
     error: str | None = None  # with finish_reason "error"
 
 

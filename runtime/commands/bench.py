@@ -1,0 +1,94 @@
+"""`pillion bench`: what this machine does with a model, beside what its hardware could do at most."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from pillion.runtime.bench import cases
+from pillion.runtime.bench.report import Report
+from pillion.runtime.config import EngineConfig, make_config
+from pillion.runtime.errors import ConfigError
+
+CASES: Final[dict[str, str]] = {
+    "latency": "batches that start together: first token, time per token",
+    "throughput": "requests of random lengths, all at once: tokens per second",
+    "startup": "process start to ready and to the first token, phase by phase",
+    "idle": "processor time and memory of each actor while nothing runs",
+    "ring": "what the processes around the device add to the first token",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `pillion bench`."""
+    cases_help = "; ".join(f"{name}: {text}" for name, text in CASES.items())
+    parser.add_argument("case", choices=CASES, help=cases_help)
+    parser.add_argument("--model", default="smollm2", help="directory, .gguf file, hub id or alias")
+    parser.add_argument("--config", type=Path, help="TOML file with engine settings")
+    parser.add_argument("--device", help='"auto", "cpu", "cuda" or "cuda:0"')
+    parser.add_argument("--dtype", help="type of weights and activations")
+    parser.add_argument("--cpu-threads", type=int, help="threads of the CPU device")
+    parser.add_argument("--max-num-seqs", type=int, help="sequences that run at once")
+    parser.add_argument("--load-format", help='"dummy": random weights from a config.json alone')
+    parser.add_argument("--batch", default="1,8,32", help="batch sizes of latency")
+    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens of latency")
+    parser.add_argument("--output-len", type=int, default=128, help="answer tokens of latency")
+    parser.add_argument("--requests", type=int, help="requests of throughput (32) and ring (200)")
+    parser.add_argument("--shortest", type=int, default=16, help="least tokens of throughput")
+    parser.add_argument("--longest", type=int, default=128, help="most tokens of throughput")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of idle")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each measurement")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw a picture (needs matplotlib)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures and prints. Raises PillionError."""
+    config = make_config(
+        {
+            "model": arguments.model,
+            "device": arguments.device,
+            "dtype": arguments.dtype,
+            "cpu_threads": arguments.cpu_threads,
+            "max_num_seqs": arguments.max_num_seqs,
+            "load_format": arguments.load_format,
+        },
+        arguments.config,
+    )
+    report = _runner(arguments, config)()
+    print(report.text())
+    if arguments.json is not None:
+        report.write_json(arguments.json)
+    if arguments.plot is not None:
+        report.plot(arguments.plot)
+    return 0
+
+
+def _runner(arguments: argparse.Namespace, config: EngineConfig) -> Callable[[], Report]:
+    repeats = arguments.repeats
+    match arguments.case:
+        case "latency":
+            batches = _batches(arguments.batch)
+            lengths = arguments.input_len, arguments.output_len
+            return lambda: cases.latency(config, batches, *lengths, repeats)
+        case "throughput":
+            bounds = arguments.shortest, arguments.longest
+            return lambda: cases.throughput(config, arguments.requests or 32, *bounds, repeats)
+        case "startup":
+            return lambda: cases.startup(config, repeats)
+        case "idle":
+            return lambda: cases.idle(config, arguments.seconds)
+        case _:
+            return lambda: cases.ring(config, arguments.requests or 200)
+
+
+def _batches(text: str) -> list[int]:
+    try:
+        batches = [int(number) for number in text.split(",")]
+    except ValueError:
+        batches = []
+    if not batches or min(batches) < 1:
+        raise ConfigError(f"--batch takes sizes such as 1,8,32, got {text!r}")
+    return batches
