@@ -1,0 +1,28 @@
+"""Root mean square normalization."""
+
+import torch
+
+from pillion.kernels.rms_norm import reference
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv 1910.07467).
+
+    Statistics and division are in float32; the quotient is rounded to x's type before it is scaled.
+
+    x       [..., hidden_size], any strides
+    weight  [hidden_size], of x's type
+    returns a new tensor like x
+    """
+    return reference.rms_norm(x, weight, eps)
+
+
+def rms_norm_add(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum x + residual, normalized, and the sum itself: (rms_norm(x + residual), x + residual).
+
+    x, residual [n, hidden_size]; weight [hidden_size]; all of one type. Both results are new tensors or
+    reuse x. Writes: possibly x, never residual.
+    """
+    return reference.rms_norm_add(x, residual, weight, eps)
