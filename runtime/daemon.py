@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from pillion.runtime.config import EngineConfig, from_json
 from pillion.runtime.errors import PillionError
 from pillion.runtime.launch_report import LaunchOutcome, LaunchReport
 from pillion.runtime.log import LogFollower, open_log, start_logging
-from pillion.runtime.model_source import resolve_model
 from pillion.runtime.paths import DaemonLock, RunDir, run_dir
 from pillion.runtime.process import child_environment
 
@@ -45,6 +43,9 @@ def locate_model(config: EngineConfig, *, progress: bool) -> EngineConfig:
 
     Fetches the model if need be. Raises ModelError.
     """
+    # The launcher's own process does not need what finds and fetches models.
+    from pillion.runtime.model_source import resolve_model
+
     source = resolve_model(config.model, progress=progress)
     return msgspec.structs.replace(
         config,
@@ -72,7 +73,7 @@ def launch(
                 status = _run_launcher(config, directory, lock, options, report, specs)
             directory.remove_sockets()
             if options.lifetime_fd is not None and status == 0:
-                shutil.rmtree(directory.root, ignore_errors=True)
+                directory.remove()
         finally:
             lock.release()
     except PillionError as error:
@@ -180,6 +181,12 @@ class DaemonProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()  # its actors end with it
             self._process.wait()
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: the daemon is the parent's and must end with the parent alone."""
+        if self._lifetime_fd is not None:
+            os.close(self._lifetime_fd)
+            self._lifetime_fd = None
 
     def close(self) -> None:
         """Lets go of a daemon that lives on by itself."""
