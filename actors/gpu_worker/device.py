@@ -1,0 +1,97 @@
+"""The device: which one, how its threads run, and how bytes get there and back without a wait on the step path."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pillion.runtime.errors import ConfigError
+
+
+def choose_device(setting: str) -> torch.device:
+    """The device that the configuration's `device` names. Raises ConfigError if it isn't there."""
+    if setting == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(setting)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {setting!r}") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {setting!r}")
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = device.index or 0
+    if index >= num_devices:
+        raise ConfigError(f"device is {setting}, but torch finds {num_devices} CUDA devices here")
+    return torch.device("cuda", index)
+
+
+def available_cpu_threads() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Download:
+    """Device tensors on their way to the host. The tensors are kept alive until they have arrived."""
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], arrived: Any | None
+    ) -> None:
+        self._tensors: Sequence[torch.Tensor] = tensors
+        self._hosts = hosts
+        self._arrived = arrived
+
+    def is_ready(self) -> bool:
+        """Whether `wait` won't have to wait."""
+        return self._arrived is None or bool(self._arrived.query())
+
+    def wait(self) -> list[npt.NDArray[Any]]:
+        """The arrays, as soon as the device has made and copied them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+            self._arrived = None
+        self._tensors = ()
+        return [host.numpy() for host in self._hosts]
+
+
+class Device:
+    """Copies to and from one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.is_cuda = device.type == "cuda"
+        self._copy_stream = torch.cuda.Stream(device) if self.is_cuda else None  # type: ignore[no-untyped-call]
+
+    def upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """The array on the device, ordered before what is launched next.
+
+        On the CPU the tensor is the array: the caller doesn't change it afterwards.
+        """
+        tensor = torch.from_numpy(array)
+        if not self.is_cuda:
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def upload_int64(self, values: Sequence[int] | npt.NDArray[Any]) -> torch.Tensor:
+        """A new int64 tensor, [len(values)]."""
+        return self.upload(np.array(values, dtype=np.int64))
+
+    def download(self, tensors: Sequence[torch.Tensor]) -> Download:
+        """Starts a copy to the host behind everything launched so far; nothing waits here."""
+        if self._copy_stream is None:
+            return Download(tensors, tensors, None)
+        self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._copy_stream):
+            hosts = [
+                torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+                    tensor, non_blocking=True
+                )
+                for tensor in tensors
+            ]
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(self._copy_stream)
+        return Download(tensors, hosts, arrived)

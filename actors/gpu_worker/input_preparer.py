@@ -1,0 +1,285 @@
+"""The first stage of a step: from a plan and the state table to the tensors that the step reads."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pillion.actors.gpu_worker.block_tables import BlockTables
+from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.request_states import RequestStates
+from pillion.actors.gpu_worker.step_inputs import AttentionInputs, PromptLogprobRows, StepInputs
+from pillion.kernels.paged_attention import decode_gather
+from pillion.kernels.prepare_decode import DecodeRows, prepare_decode
+from pillion.messages.steps import StepPlan
+from pillion.runtime.errors import InvariantBroken
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRows:
+    """The rows of a plan that are worth running now, as the host foresees them."""
+
+    # [num_decode_rows] int32
+    decode_slots: npt.NDArray[np.int32]
+    # parallel [num_prefill_rows]
+    prefill_slots: npt.NDArray[np.int32]
+    prefill_starts: npt.NDArray[np.int64]
+    prefill_ends: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.decode_slots) + len(self.prefill_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeConstants:
+    """Tensors that depend on the slots of the decode rows alone: kept while the rows stay the same."""
+
+    slots_np: npt.NDArray[np.int32]
+    # [num_rows] int64
+    slots: torch.Tensor
+    # [num_rows + 1] int32
+    query_start_loc: torch.Tensor
+    # [num_rows] int64
+    logits_indices: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefillTokens:
+    """Tokens of all prefill rows, one row after the other."""
+
+    # [num_tokens] int64 each
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+class InputPreparer:
+    """Applies what a plan changes and gathers what its rows read.
+
+    Nothing here waits for the device: decode rows read tokens, positions and block tables from device state,
+    and the host only foresees which rows will count.
+    """
+
+    def __init__(
+        self, device: Device, states: RequestStates, blocks: BlockTables, kv_cache: KvCache
+    ) -> None:
+        self._device = device
+        self._states = states
+        self._blocks = blocks
+        self._kv_cache = kv_cache
+        self._constants = self._decode_constants(np.zeros(0, dtype=np.int32))
+
+    def apply(self, plan: StepPlan) -> None:
+        """Frees slots, seats new sequences, appends blocks; in this order, once per plan."""
+        self.release(_column(plan.released_slots))
+        for new in plan.new_sequences:
+            self._states.add(new)
+            (block_ids,) = new.block_ids
+            blocks = _column(block_ids)
+            self._blocks.append(np.full(len(blocks), new.slot, dtype=np.int32), blocks)
+        if any(_column(plan.append_groups)):
+            raise InvariantBroken(f"plan {plan.plan_id} appends blocks to a group that isn't there")
+        append_slots = _column(plan.append_slots)
+        self._check_slots(append_slots)
+        self._blocks.append(append_slots, _column(plan.append_blocks))
+
+    def release(self, slots: npt.NDArray[np.int32]) -> None:
+        """Frees these slots and takes their blocks."""
+        if len(slots):
+            self._check_slots(slots)
+            self._states.release(slots)
+            self._blocks.clear(slots)
+
+    def rows(self, plan: StepPlan, execution: int) -> PlanRows:
+        """The rows that this execution of the plan runs.
+
+        Left out are stale generations, finished sequences, rows without capacity and, in repeats, rows
+        whose prefill is not complete.
+        """
+        slots, generations = _column(plan.slots), _column(plan.generations)
+        self._check_slots(slots)
+        states = self._states
+        live = (states.generation_np[slots] == generations) & ~states.finished_np[slots]
+        computed = states.num_computed_np[slots]
+        starts = _column(plan.starts).astype(np.int64)
+        decode = starts < 0 if execution == 0 else np.ones_like(live)
+        prefill = live & ~decode
+        ends = starts + _column(plan.num_tokens)
+        if np.any(prefill & ((starts != computed) | (ends > states.num_known_np[slots]))):
+            raise InvariantBroken(
+                f"plan {plan.plan_id} prefills {starts.tolist()}..{ends.tolist()} of slots"
+                f" {slots.tolist()}, which have {computed.tolist()} of"
+                f" {states.num_known_np[slots].tolist()} tokens"
+            )
+        capacity = self._blocks.capacity_np[slots]
+        prefill &= ends <= capacity
+        decode &= live & (computed + 1 == states.num_known_np[slots]) & (computed < capacity)
+        return PlanRows(slots[decode], slots[prefill], starts[prefill], ends[prefill])
+
+    def prepare(self, rows: PlanRows) -> StepInputs:
+        """The step's tensors. The host's counters move on as if no row finished."""
+        states = self._states
+        num_decode = len(rows.decode_slots)
+        if not np.array_equal(rows.decode_slots, self._constants.slots_np):
+            self._constants = self._decode_constants(rows.decode_slots)
+        max_seq_len = int(states.num_computed_np[rows.decode_slots].max(initial=-1)) + 1
+        decode = prepare_decode(
+            self._constants.slots,
+            states.token_table,
+            states.num_computed,
+            states.num_known,
+            self._blocks.capacity,
+            states.finished,
+            self._blocks.table,
+            self._blocks.block_size,
+        )
+        if len(rows.prefill_slots):
+            inputs = self._with_prefill(rows, decode, max_seq_len)
+        else:
+            inputs = self._decode_only(decode, max_seq_len, num_decode)
+        states.num_computed_np[rows.decode_slots] += 1
+        states.num_known_np[rows.decode_slots] += 1
+        states.num_computed_np[rows.prefill_slots] = rows.prefill_ends
+        complete = rows.prefill_ends == states.num_known_np[rows.prefill_slots]
+        states.num_known_np[rows.prefill_slots[complete]] += 1
+        return inputs
+
+    def _decode_only(self, decode: DecodeRows, max_seq_len: int, num_rows: int) -> StepInputs:
+        constants = self._constants
+        table = self._block_table(constants.slots, max_seq_len)
+        attention = AttentionInputs(
+            query_start_loc=constants.query_start_loc,
+            seq_lens=decode.seq_lens,
+            block_table=table,
+            slot_mapping=decode.slot_mapping,
+            num_decode_rows=num_rows,
+            max_query_len=min(num_rows, 1),
+            max_seq_len=max_seq_len,
+            max_decode_seq_len=max_seq_len,
+            gather=decode_gather(self._kv_cache.layer(0), table, decode.seq_lens, max_seq_len),
+        )
+        return StepInputs(
+            input_ids=decode.input_ids,
+            positions=decode.positions,
+            attention=attention,
+            slots=constants.slots,
+            advance=decode.valid.to(torch.int64),
+            logits_indices=constants.logits_indices,
+            sample_slots=constants.slots,
+            sample_valid=decode.valid,
+            sample_slots_np=constants.slots_np,
+            sample_generations_np=self._states.generation_np[constants.slots_np],
+            sample_sequence_ids_np=self._states.sequence_id_np[constants.slots_np],
+            num_prefill_tokens=0,
+        )
+
+    def _with_prefill(
+        self, rows: PlanRows, decode: DecodeRows, max_decode_seq_len: int
+    ) -> StepInputs:
+        device, states = self._device, self._states
+        num_decode = len(rows.decode_slots)
+        lengths = rows.prefill_ends - rows.prefill_starts
+        tokens = self._prefill_tokens(rows, lengths)
+        all_slots = np.concatenate([rows.decode_slots, rows.prefill_slots])
+        slots = device.upload_int64(all_slots)
+        bounds = np.cumsum(np.concatenate([[0], np.ones(num_decode, dtype=np.int64), lengths]))
+        sampling = np.flatnonzero(
+            np.concatenate(
+                [
+                    np.ones(num_decode, dtype=np.bool_),
+                    rows.prefill_ends == states.num_known_np[rows.prefill_slots],
+                ]
+            )
+        )
+        num_last_chunks = len(sampling) - num_decode
+        seq_lens = torch.cat([decode.seq_lens, device.upload(rows.prefill_ends.astype(np.int32))])
+        max_seq_len = max(max_decode_seq_len, int(rows.prefill_ends.max()))
+        table = self._block_table(slots, max_seq_len)
+        gather = decode_gather(
+            self._kv_cache.layer(0), table[:num_decode], decode.seq_lens, max_decode_seq_len
+        )
+        attention = AttentionInputs(
+            query_start_loc=device.upload(bounds.astype(np.int32)),
+            seq_lens=seq_lens,
+            block_table=table,
+            slot_mapping=torch.cat([decode.slot_mapping, tokens.slot_mapping]),
+            num_decode_rows=num_decode,
+            max_query_len=int(lengths.max()),
+            max_seq_len=max_seq_len,
+            max_decode_seq_len=max_decode_seq_len,
+            prefill_query_lens=tuple(lengths.tolist()),
+            prefill_seq_lens=tuple(rows.prefill_ends.tolist()),
+            gather=gather,
+        )
+        sample_slots = all_slots[sampling]
+        return StepInputs(
+            input_ids=torch.cat([decode.input_ids, tokens.input_ids]),
+            positions=torch.cat([decode.positions, tokens.positions]),
+            attention=attention,
+            slots=slots,
+            advance=torch.cat([decode.valid.to(torch.int64), device.upload(lengths)]),
+            logits_indices=device.upload(bounds[sampling + 1] - 1),
+            sample_slots=device.upload_int64(sample_slots),
+            sample_valid=torch.cat([decode.valid, decode.valid.new_ones(num_last_chunks)]),
+            sample_slots_np=sample_slots,
+            sample_generations_np=states.generation_np[sample_slots],
+            sample_sequence_ids_np=states.sequence_id_np[sample_slots],
+            num_prefill_tokens=int(lengths.sum()),
+            prompt_logprobs=self._prompt_logprobs(rows, bounds[num_decode:]),
+        )
+
+    def _prefill_tokens(self, rows: PlanRows, lengths: npt.NDArray[np.int64]) -> _PrefillTokens:
+        row_starts = np.cumsum(lengths) - lengths
+        offsets = np.arange(lengths.sum()) - np.repeat(row_starts, lengths)
+        positions = self._device.upload(np.repeat(rows.prefill_starts, lengths) + offsets)
+        slots = self._device.upload_int64(np.repeat(rows.prefill_slots, lengths))
+        block_size = self._blocks.block_size
+        block_ids = self._blocks.table[slots, positions // block_size].to(torch.int64)
+        return _PrefillTokens(
+            input_ids=self._states.token_table[slots, positions].to(torch.int64),
+            positions=positions,
+            slot_mapping=block_ids * block_size + positions % block_size,
+        )
+
+    def _prompt_logprobs(
+        self, rows: PlanRows, first_tokens: npt.NDArray[np.int64]
+    ) -> tuple[PromptLogprobRows, ...]:
+        """What was asked for of the prompt positions that this step's tokens predict."""
+        asked = []
+        for row, slot in enumerate(rows.prefill_slots.tolist()):
+            if slot not in self._states.prompt_logprobs:
+                continue
+            prompt, num_top = self._states.prompt_logprobs[slot]
+            start, end = int(rows.prefill_starts[row]) + 1, int(rows.prefill_ends[row]) + 1
+            token_ids = prompt[start:end]
+            if len(token_ids):
+                sequence_id = int(self._states.sequence_id_np[slot])
+                first_token = int(first_tokens[row])
+                asked.append(PromptLogprobRows(sequence_id, start, first_token, token_ids, num_top))
+        return tuple(asked)
+
+    def _block_table(self, slots: torch.Tensor, max_seq_len: int) -> torch.Tensor:
+        """[num_rows, blocks that max_seq_len tokens need] int32."""
+        num_blocks = -(-max_seq_len // self._blocks.block_size)
+        return self._blocks.table[:, :num_blocks].index_select(0, slots)
+
+    def _decode_constants(self, slots_np: npt.NDArray[np.int32]) -> _DecodeConstants:
+        num_rows = len(slots_np)
+        return _DecodeConstants(
+            slots_np=slots_np,
+            slots=self._device.upload_int64(slots_np),
+            query_start_loc=self._device.upload(np.arange(num_rows + 1, dtype=np.int32)),
+            logits_indices=self._device.upload_int64(range(num_rows)),
+        )
+
+    def _check_slots(self, slots: npt.NDArray[np.int32]) -> None:
+        if len(slots) and (slots.min() < 0 or slots.max() >= self._states.max_num_seqs):
+            raise InvariantBroken(
+                f"slots {slots.min()}..{slots.max()} in a table of {self._states.max_num_seqs}"
+            )
+
+
+def _column(data: bytes) -> npt.NDArray[np.int32]:
+    return np.frombuffer(data, dtype=np.int32)

@@ -1,0 +1,59 @@
+"""The second stage of a step: the forward pass."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.step_inputs import AttentionInputs, StepInputs
+
+
+class Model(Protocol):
+    """What every model family offers."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: KvCache,
+        attention: AttentionInputs,
+    ) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size] behind the last norm. Writes: kv_cache."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] to [n, vocab_size] float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """What the forward pass gives."""
+
+    # [num_tokens, hidden_size]
+    hidden: torch.Tensor
+    # [num_sample_rows, vocab_size] float32; None if no row samples
+    logits: torch.Tensor | None
+
+
+class ModelExecutor:
+    """Runs a step's tokens through the model and the rows that sample through its head."""
+
+    def __init__(self, model: Model, kv_cache: KvCache) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+
+    def execute(self, inputs: StepInputs) -> ModelOutput:
+        """The forward pass of a step that has rows. Writes: the KV cache, at the step's tokens."""
+        hidden = self._model.forward(
+            inputs.input_ids, inputs.positions, self._kv_cache, inputs.attention
+        )
+        if len(inputs.sample_slots_np) == 0:
+            return ModelOutput(hidden=hidden, logits=None)
+        last = hidden
+        if inputs.num_prefill_tokens:
+            last = hidden.index_select(0, inputs.logits_indices)
+        return ModelOutput(hidden=hidden, logits=self._model.compute_logits(last))
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocab_size] float32 of any hidden states [n, hidden_size]."""
+        return self._model.compute_logits(hidden)

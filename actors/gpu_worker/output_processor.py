@@ -1,0 +1,233 @@
+"""The third stage of a step: tokens from logits, the state's update on the device, the answer to the host.
+
+`collect` is the only place on the step path that waits for the device.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pillion.actors.gpu_worker.device import Device, Download
+from pillion.actors.gpu_worker.model_executor import ModelOutput
+from pillion.actors.gpu_worker.request_states import RequestStates
+from pillion.actors.gpu_worker.sampling.sampler import Sampled, Sampler, prompt_logprobs
+from pillion.actors.gpu_worker.step_inputs import PromptLogprobRows, StepInputs
+from pillion.kernels.update_rows import update_rows
+from pillion.messages.ids import FINISH_ERROR, FINISH_NONE
+from pillion.messages.steps import PromptLogprobs, SampledLogprobs, StepOutput, StepPlan, StepTimes
+
+# Logits of this many bytes exist at once while prompt log-probabilities are computed.
+PROMPT_LOGITS_BYTES: Final = 32 << 20
+
+NOT_FINITE: Final = (
+    "the model gave logits that are not finite (NaN or infinity) for this sequence;"
+    " the weights or the number format can't represent it"
+)
+
+
+_NO_COLUMNS: Final = np.zeros((4, 0), dtype=np.int32)
+_NO_ROWS: Final = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class StepIdentity:
+    """Which execution of which plan a step is."""
+
+    epoch: int
+    step_id: int
+    plan_id: int
+    execution: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOutput:
+    """A step whose results are on their way to the host."""
+
+    slots_np: npt.NDArray[np.int32]
+    generations_np: npt.NDArray[np.int32]
+    sequence_ids_np: npt.NDArray[np.int64]
+    # [4, num_sample_rows] int32: token, position, finish code, whether the row counts; None without rows
+    columns: Download | None = None
+    # [m, 1 + num_top] ids and log-probabilities, [m] ranks of the rows in logprob_rows_np
+    logprobs: Download | None = None
+    logprob_rows_np: npt.NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
+    prompt_rows: tuple[PromptLogprobRows, ...] = ()
+    prompt_logprobs: tuple[Download, ...] = ()
+
+    @classmethod
+    def of_nothing(cls) -> "PendingOutput":
+        """Of a step without rows."""
+        return cls(_NO_ROWS, _NO_ROWS, _NO_ROWS.astype(np.int64))
+
+    def is_ready(self) -> bool:
+        """Whether `collect` won't have to wait."""
+        downloads = (self.columns, self.logprobs, *self.prompt_logprobs)
+        return all(download is None or download.is_ready() for download in downloads)
+
+
+class OutputProcessor:
+    """Samples, decides who has finished, updates the state table and builds StepOutputs."""
+
+    def __init__(
+        self,
+        device: Device,
+        states: RequestStates,
+        sampler: Sampler,
+        compute_logits: Callable[[torch.Tensor], torch.Tensor],
+        vocab_size: int,
+    ) -> None:
+        self._device = device
+        self._states = states
+        self._sampler = sampler
+        self._compute_logits = compute_logits
+        self._prompt_chunk = max(1, PROMPT_LOGITS_BYTES // (4 * vocab_size))
+
+    def apply(self, plan: StepPlan) -> None:
+        """Seats the plan's new sequences at the sampler, behind those that it releases."""
+        self.release(np.frombuffer(plan.released_slots, dtype=np.int32))
+        for new in plan.new_sequences:
+            tokens = np.frombuffer(new.token_ids, dtype=np.int32)
+            self._sampler.add(new.slot, new.sampling, tokens, new.num_prompt_tokens)
+
+    def release(self, slots: npt.NDArray[np.int32]) -> None:
+        """Frees these slots at the sampler."""
+        for slot in slots.tolist():
+            self._sampler.release(slot)
+
+    def process(self, inputs: StepInputs, output: ModelOutput) -> PendingOutput:
+        """Everything between the logits and the copy to the host; nothing waits.
+
+        Writes: the state table's tokens, counters and finished flags.
+        """
+        self._states.num_computed.index_add_(0, inputs.slots, inputs.advance)
+        columns: Download | None = None
+        logprobs: Download | None = None
+        logprob_rows_np = _NO_ROWS
+        if output.logits is not None:
+            sampled, result = self._sample(inputs, output.logits)
+            columns = self._device.download([result])
+            if sampled.logprobs is not None:
+                found = sampled.logprobs
+                logprob_rows_np = found.rows_np
+                logprobs = self._device.download([found.token_ids, found.logprobs, found.ranks])
+        return PendingOutput(
+            slots_np=inputs.sample_slots_np,
+            generations_np=inputs.sample_generations_np,
+            sequence_ids_np=inputs.sample_sequence_ids_np,
+            columns=columns,
+            logprobs=logprobs,
+            logprob_rows_np=logprob_rows_np,
+            prompt_rows=inputs.prompt_logprobs,
+            prompt_logprobs=tuple(
+                self._prompt_logprobs(rows, output.hidden) for rows in inputs.prompt_logprobs
+            ),
+        )
+
+    def collect(
+        self, pending: PendingOutput, step: StepIdentity, times: StepTimes | None
+    ) -> StepOutput:
+        """The answer of a step; waits until the device has made it."""
+        prompt_logprobs = [
+            _prompt_message(rows, download.wait())
+            for rows, download in zip(pending.prompt_rows, pending.prompt_logprobs, strict=True)
+        ]
+        columns = _NO_COLUMNS if pending.columns is None else pending.columns.wait()[0]
+        token_ids, positions, all_finish, valid = columns
+        kept = np.flatnonzero(valid)
+        finish = all_finish[kept]
+        slots, generations = pending.slots_np[kept], pending.generations_np[kept]
+        ended = finish != FINISH_NONE
+        self._states.note_finished(slots[ended], generations[ended])
+        failed = finish == FINISH_ERROR
+        logprobs = None
+        if pending.logprobs is not None:
+            logprobs = _logprobs_message(
+                pending.logprobs.wait(), pending.logprob_rows_np, kept[~failed], kept
+            )
+        return StepOutput(
+            epoch=step.epoch,
+            step_id=step.step_id,
+            plan_id=step.plan_id,
+            execution=step.execution,
+            sequence_ids=pending.sequence_ids_np[kept].tobytes(),
+            slots=slots.tobytes(),
+            generations=generations.tobytes(),
+            positions=positions[kept].tobytes(),
+            num_tokens=(~failed).astype(np.int32).tobytes(),
+            token_ids=token_ids[kept[~failed]].tobytes(),
+            finish=finish.astype(np.uint8).tobytes(),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            times=times,
+            errors=dict.fromkeys(np.flatnonzero(failed).tolist(), NOT_FINITE),
+        )
+
+    def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> tuple[Sampled, torch.Tensor]:
+        """The rows' tokens, and the [4, num_sample_rows] int32 columns that go to the host."""
+        states, slots, valid = self._states, inputs.sample_slots, inputs.sample_valid
+        # One reduction finds NaN and infinity; -inf alone may rule a token out.
+        failed = ~logits.amax(-1).isfinite()
+        sampled = self._sampler.sample(
+            logits, slots, inputs.sample_slots_np, states.num_known[slots]
+        )
+        positions, finish = update_rows(
+            slots,
+            sampled.token_ids,
+            valid,
+            failed,
+            states.token_table,
+            states.num_known,
+            states.max_total,
+            states.finished,
+            states.stop_ids,
+        )
+        self._sampler.observe(slots, sampled.token_ids, valid & ~failed)
+        columns = (sampled.token_ids, positions, finish, valid)
+        return sampled, torch.stack([column.to(torch.int32) for column in columns])
+
+    def _prompt_logprobs(self, rows: PromptLogprobRows, hidden: torch.Tensor) -> Download:
+        """Of one sequence, piece by piece: prompt x vocabulary never exists at once."""
+        token_ids = self._device.upload_int64(rows.token_ids_np)
+        pieces = []
+        for start in range(0, len(rows.token_ids_np), self._prompt_chunk):
+            wanted = token_ids[start : start + self._prompt_chunk]
+            first = rows.first_token + start
+            logits = self._compute_logits(hidden[first : first + len(wanted)])
+            pieces.append(prompt_logprobs(logits, wanted, rows.num_top))
+        return self._device.download([torch.cat(column) for column in zip(*pieces, strict=True)])
+
+
+def _prompt_message(rows: PromptLogprobRows, arrays: list[npt.NDArray[Any]]) -> PromptLogprobs:
+    token_ids, logprobs, ranks = arrays
+    return PromptLogprobs(
+        sequence_id=rows.sequence_id,
+        start=rows.start,
+        num_top=rows.num_top,
+        token_ids=token_ids.astype(np.int32).tobytes(),
+        logprobs=logprobs.astype(np.float32).tobytes(),
+        ranks=ranks.astype(np.int32).tobytes(),
+    )
+
+
+def _logprobs_message(
+    arrays: list[npt.NDArray[Any]],
+    rows: npt.NDArray[np.int32],
+    with_token: npt.NDArray[np.int64],
+    kept: npt.NDArray[np.int64],
+) -> SampledLogprobs | None:
+    """Of the rows that have a token, under their indices in the StepOutput; None if there are none."""
+    wanted = np.isin(rows, with_token)
+    if not wanted.any():
+        return None
+    token_ids, logprobs, ranks = arrays
+    return SampledLogprobs(
+        num_top=token_ids.shape[1] - 1,
+        rows=np.searchsorted(kept, rows[wanted]).astype(np.int32).tobytes(),
+        token_ids=token_ids[wanted].astype(np.int32).tobytes(),
+        logprobs=logprobs[wanted].astype(np.float32).tobytes(),
+        ranks=ranks[wanted].astype(np.int32).tobytes(),
+    )

@@ -1,0 +1,116 @@
+"""The state table: one row per slot. The device owns tokens and counters, the host keeps what it can foresee."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pillion.actors.gpu_worker.device import Device
+from pillion.messages.sampling import MAX_STOP_TOKEN_IDS
+from pillion.messages.steps import NewSequence
+from pillion.runtime.errors import InvariantBroken
+
+FREE: Final = -1  # generation of a slot without a tenant
+_MAX_STOP_IDS: Final = MAX_STOP_TOKEN_IDS + 32  # beside the client's, a model's end-of-sequence ids
+
+
+class RequestStates:
+    """Rows 0 .. max_num_seqs - 1 are slots; the last row is scratch and always finished.
+
+    The `_np` counters run ahead of the device by the steps in flight. They are exact for a slot that the
+    device has not finished; whether it has, the host learns when the step is collected.
+    """
+
+    def __init__(self, device: Device, max_num_seqs: int, max_model_len: int) -> None:
+        self._device = device
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        num_rows = max_num_seqs + 1
+
+        def counters() -> torch.Tensor:
+            return torch.zeros(num_rows, dtype=torch.int64, device=device.device)
+
+        # [max_num_seqs + 1, max_model_len] int32; prompt and sampled tokens
+        self.token_table = torch.zeros(
+            (num_rows, max_model_len), dtype=torch.int32, device=device.device
+        )
+        # [max_num_seqs + 1] int64; tokens in the KV cache
+        self.num_computed = counters()
+        # [max_num_seqs + 1] int64; tokens in token_table
+        self.num_known = counters()
+        # [max_num_seqs + 1] int64; known tokens at which the sequence ends with "length"
+        self.max_total = counters()
+        # [max_num_seqs + 1] bool; also True for free slots
+        self.finished = torch.ones(num_rows, dtype=torch.bool, device=device.device)
+        # [max_num_seqs + 1, _MAX_STOP_IDS] int32; -1 fills
+        self.stop_ids = torch.full(
+            (num_rows, _MAX_STOP_IDS), -1, dtype=torch.int32, device=device.device
+        )
+
+        self.generation_np = np.full(max_num_seqs, FREE, dtype=np.int32)
+        self.sequence_id_np = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed_np = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_known_np = np.zeros(max_num_seqs, dtype=np.int64)
+        self.finished_np = np.ones(max_num_seqs, dtype=np.bool_)
+        # prompts of slots whose prompt log-probabilities were asked for, and how many beside the token's own
+        self.prompt_logprobs: dict[int, tuple[npt.NDArray[np.int32], int]] = {}
+
+    def add(self, new: NewSequence) -> None:
+        """A sequence takes a free slot. Raises InvariantBroken if it can't."""
+        tokens = np.frombuffer(new.token_ids, dtype=np.int32)
+        max_total = min(new.num_prompt_tokens + new.sampling.max_tokens, self.max_model_len)
+        self._check(new, len(tokens), max_total)
+        slot = new.slot
+        self.generation_np[slot] = new.generation
+        self.sequence_id_np[slot] = new.sequence_id
+        self.num_computed_np[slot] = new.num_computed_tokens
+        self.num_known_np[slot] = len(tokens)
+        self.finished_np[slot] = False
+        if new.sampling.prompt_logprobs is not None:
+            prompt = tokens[: new.num_prompt_tokens]
+            self.prompt_logprobs[slot] = (prompt, new.sampling.prompt_logprobs)
+
+        stops = np.full(_MAX_STOP_IDS, -1, dtype=np.int32)
+        stops[: len(new.sampling.stop_token_ids)] = new.sampling.stop_token_ids
+        self.token_table[slot, : len(tokens)] = self._device.upload(tokens.copy())
+        self.stop_ids[slot] = self._device.upload(stops)
+        self.num_computed[slot] = new.num_computed_tokens
+        self.num_known[slot] = len(tokens)
+        self.max_total[slot] = max_total
+        self.finished[slot] = False
+
+    def release(self, slots: npt.NDArray[np.int32]) -> None:
+        """Frees slots; their rows in later plans are stale. Freeing a free slot changes nothing."""
+        self.generation_np[slots] = FREE
+        self.finished_np[slots] = True
+        self.finished[self._device.upload_int64(slots)] = True
+        for slot in slots.tolist():
+            self.prompt_logprobs.pop(slot, None)
+
+    def note_finished(
+        self, slots: npt.NDArray[np.int32], generations: npt.NDArray[np.int32]
+    ) -> None:
+        """The host learns that the device has finished these tenants."""
+        same = self.generation_np[slots] == generations
+        self.finished_np[slots[same]] = True
+
+    def occupied(self) -> npt.NDArray[np.int32]:
+        """Slots that have a tenant."""
+        return np.flatnonzero(self.generation_np != FREE).astype(np.int32)
+
+    def _check(self, new: NewSequence, num_tokens: int, max_total: int) -> None:
+        what = f"sequence {new.sequence_id} for slot {new.slot}, generation {new.generation}"
+        if not 0 <= new.slot < self.max_num_seqs or new.generation < 0:
+            raise InvariantBroken(f"{what}: there are {self.max_num_seqs} slots")
+        if self.generation_np[new.slot] != FREE:
+            tenant = self.sequence_id_np[new.slot]
+            raise InvariantBroken(f"{what}: the slot belongs to sequence {tenant}")
+        if not 0 <= new.num_computed_tokens < num_tokens or num_tokens >= max_total:
+            raise InvariantBroken(
+                f"{what}: {new.num_computed_tokens} of {num_tokens} tokens computed, at most {max_total}"
+            )
+        if not 0 < new.num_prompt_tokens <= num_tokens:
+            raise InvariantBroken(f"{what}: {new.num_prompt_tokens} prompt tokens of {num_tokens}")
+        if len(new.sampling.stop_token_ids) > _MAX_STOP_IDS:
+            raise InvariantBroken(f"{what}: {len(new.sampling.stop_token_ids)} stop ids")
