@@ -38,11 +38,15 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened, as the client saw them."""
+    """When things happened, in seconds since the request was sent."""
 
-    arrival_time: float  # seconds since the epoch, when the request was sent
-    first_token_s: float | None = None  # from sending to the first token received
-    finished_s: float | None = None  # from sending to the last chunk
+    arrival_time: float  # when that was, in seconds since the epoch
+    scheduled_s: float | None = None  # it got its place among the running ones
+    # As the client saw it; as the daemon saw it for a request that was not streamed.
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    # The worker's own time for the step that gave the first token.
+    first_step_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import time
 
 from pillion.messages.codec import num_ids, unpack_floats, unpack_ids
-from pillion.messages.text import GenerateChunk, RequestFailed, TokenLogprobs
+from pillion.messages.text import GenerateChunk, RequestFailed, RequestTimes, TokenLogprobs
 from pillion.runtime.client_requests import error_of
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import RequestError
@@ -102,12 +102,13 @@ class RequestAssembly:
             sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + (
                 new.cumulative_logprob or 0.0
             )
+        elapsed_s = (now_ns() - self._started_ns) / NS_PER_S
         if new.token_ids and self._metrics.first_token_s is None:
-            self._metrics.first_token_s = self._elapsed_s()
+            self._metrics.first_token_s = elapsed_s
         if new.finished():
             self._num_open -= 1
             if self.finished:
-                self._metrics.finished_s = self._elapsed_s()
+                self._metrics.finished_s = elapsed_s
                 self.output.finished = True
 
     def _describe(self, chunk: GenerateChunk, new: CompletionOutput) -> RequestOutput:
@@ -124,13 +125,19 @@ class RequestAssembly:
         if chunk.prompt_logprobs is not None:
             entries = logprob_dicts(chunk.prompt_logprobs)
             whole.prompt_logprobs = delta.prompt_logprobs = [entry or None for entry in entries]
+        if chunk.times is not None:
+            self._note_times(chunk.times)
         if chunk.usage is not None:
             whole.num_cached_tokens = delta.num_cached_tokens = chunk.usage.cached_tokens
             whole.cache_miss_reason = delta.cache_miss_reason = chunk.usage.cache_miss_reason
         return delta
 
-    def _elapsed_s(self) -> float:
-        return (now_ns() - self._started_ns) / NS_PER_S
+    def _note_times(self, times: RequestTimes) -> None:
+        metrics = self._metrics
+        metrics.scheduled_s = times.scheduled_ms / 1000
+        metrics.first_step_s = times.first_step_ms / 1000
+        if metrics.first_token_s == metrics.finished_s:  # everything came at once
+            metrics.first_token_s = times.first_token_ms / 1000
 
 
 def logprob_dicts(columns: TokenLogprobs) -> list[dict[int, Logprob]]:
