@@ -18,6 +18,11 @@ MAX_STOP_TOKEN_IDS: Final = 128
 MAX_LOGIT_BIAS: Final = 1024
 MAX_BAD_WORDS: Final = 256
 MAX_TOP_K: Final = 2**31 - 1
+# In terms of tokens. A bad word may become several sequences (with and without a space in front).
+MAX_BAD_WORD_SEQUENCES: Final = 2 * MAX_BAD_WORDS
+MAX_BAD_WORD_TOKENS: Final = 32
+# A sequence's stop ids and the model's end-of-sequence ids together.
+MAX_END_TOKEN_IDS: Final = MAX_STOP_TOKEN_IDS + 32
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

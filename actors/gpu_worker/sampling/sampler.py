@@ -1,0 +1,187 @@
+"""From logits to tokens: every sampling feature in its order, for a batch whose rows differ in all of them."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pillion.actors.gpu_worker.sampling.allowed_ids import AllowedIds
+from pillion.actors.gpu_worker.sampling.bad_words import BadWords
+from pillion.actors.gpu_worker.sampling.logit_bias import LogitBias
+from pillion.actors.gpu_worker.sampling.logprobs import LogprobColumns, Logprobs, prompt_logprobs
+from pillion.actors.gpu_worker.sampling.min_tokens import MinTokens
+from pillion.actors.gpu_worker.sampling.penalties import Penalties
+from pillion.actors.gpu_worker.sampling.token_choice import TokenChoice
+from pillion.kernels.ban_tokens import ban_tokens
+from pillion.messages.sampling import (
+    MAX_BAD_WORD_SEQUENCES,
+    MAX_BAD_WORD_TOKENS,
+    MAX_END_TOKEN_IDS,
+    MAX_LOGIT_BIAS,
+    TokenSampling,
+)
+from pillion.runtime.errors import InvariantBroken
+
+__all__ = ["LogprobColumns", "Sampled", "Sampler", "prompt_logprobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token for each row."""
+
+    # [n] int32 device; each inside the vocabulary
+    token_ids: torch.Tensor
+    # None if no row asked for log-probabilities
+    logprobs: LogprobColumns | None
+
+
+class Sampler:
+    """Holds each slot's sampling state and samples batches of slots.
+
+    The order: copy raw logits for log-probabilities; allowed ids; logit bias; penalties; bans (bad words,
+    stop ids before min_tokens); temperature, min-p, top-k, top-p; noise; the best. Features that no row of
+    the batch uses cost one look at a host array each.
+
+    If bans leave nothing of what is allowed, the best of the banned tokens is taken: a sequence always
+    goes on inside its allowed ids.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+        preallocate: bool | None = None,
+    ) -> None:
+        """`preallocate` takes the memory of all features now, by default on CUDA, where graphs need fixed addresses."""
+        if preallocate is None:
+            preallocate = device.type == "cuda"
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._choice = TokenChoice(vocab_size, max_num_seqs, device)
+        self._allowed_ids = AllowedIds(vocab_size, max_num_seqs, device)
+        self._logit_bias = LogitBias(max_num_seqs, device)
+        self._penalties = Penalties(vocab_size, max_num_seqs, device, preallocate)
+        self._min_tokens = MinTokens(max_num_seqs, device)
+        self._bad_words = BadWords(max_num_seqs, device, preallocate)
+        self._logprobs = Logprobs(max_num_seqs)
+
+    def add(
+        self,
+        slot: int,
+        sampling: TokenSampling,
+        token_ids: npt.NDArray[np.int32],
+        num_prompt_tokens: int,
+    ) -> None:
+        """A sequence takes a slot with these tokens, prompt and output, so far.
+
+        Raises InvariantBroken if an id is outside the vocabulary or a list is longer than its table.
+        """
+        self._check(sampling, token_ids, num_prompt_tokens)
+        self.release(slot)
+        self._choice.add(slot, sampling)
+        self._allowed_ids.add(slot, sampling)
+        self._logit_bias.add(slot, sampling)
+        self._penalties.add(slot, sampling, token_ids, num_prompt_tokens)
+        self._min_tokens.add(slot, sampling, num_prompt_tokens)
+        self._bad_words.add(slot, sampling, token_ids, num_prompt_tokens)
+        self._logprobs.add(slot, sampling)
+
+    def release(self, slot: int) -> None:
+        """Leaves nothing of the slot's tenant; releasing a free slot changes nothing."""
+        self._allowed_ids.release(slot)
+        self._logit_bias.release(slot)
+        self._penalties.release(slot)
+        self._min_tokens.release(slot)
+        self._bad_words.release(slot)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        slots_np: npt.NDArray[np.integer],
+        positions: torch.Tensor,
+    ) -> Sampled:
+        """One token for each row, from its slot's settings.
+
+        logits: [n, vocab or wider] float32; columns from the vocabulary's size on are padding and never
+        sampled. slots: [n] int64, and slots_np the same on the host. positions: [n] int64, the positions in
+        their sequences that the sampled tokens will take. Writes: logits.
+        """
+        logits = logits[:, : self._vocab_size]
+        raw = self._logprobs.keep(logits, slots_np)
+        self._allowed_ids.apply(logits, slots, slots_np)
+        self._logit_bias.apply(logits, slots, slots_np)
+        self._penalties.apply(logits, slots, slots_np)
+        fallback = self._ban(logits, slots, slots_np, positions)
+        token_ids, best = self._choice.choose(logits, slots, slots_np, positions)
+        if fallback is not None:
+            fallback_ids, fallback_logits = fallback
+            nothing_left = (best == -math.inf) & (fallback_logits > -math.inf)
+            token_ids = torch.where(nothing_left, fallback_ids.to(torch.int32), token_ids)
+        return Sampled(token_ids, None if raw is None else self._logprobs.compute(raw, token_ids))
+
+    def observe(self, slots: torch.Tensor, token_ids: torch.Tensor, valid: torch.Tensor) -> None:
+        """Remembers sampled tokens for penalties and bad words.
+
+        slots: [n] int64, valid ones different from each other. token_ids: [n]. valid: [n] bool; the other
+        rows are masked and count for nothing.
+        """
+        self._penalties.observe(slots, token_ids, valid)
+        self._bad_words.observe(slots, token_ids, valid)
+
+    def _ban(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        slots_np: npt.NDArray[np.integer],
+        positions: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Writes: logits. Returns each row's best banned id and its logit, or None if nothing is banned."""
+        lists = [
+            bans
+            for bans in (
+                self._min_tokens.bans(slots, slots_np, positions),
+                self._bad_words.bans(slots, slots_np),
+            )
+            if bans is not None
+        ]
+        if not lists:
+            return None
+        token_ids, is_banned = (torch.cat(parts, dim=1) for parts in zip(*lists, strict=True))
+        return ban_tokens(logits, token_ids, is_banned)
+
+    def _check(
+        self, sampling: TokenSampling, token_ids: npt.NDArray[np.int32], num_prompt_tokens: int
+    ) -> None:
+        """The text edge lets through nothing that fails here."""
+        if not 0 <= num_prompt_tokens <= len(token_ids) <= self._max_model_len:
+            raise InvariantBroken(
+                f"{num_prompt_tokens} prompt tokens of {len(token_ids)}, at most {self._max_model_len}"
+            )
+        lengths = (
+            ("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS),
+            ("stop_token_ids", len(sampling.stop_token_ids), MAX_END_TOKEN_IDS),
+            ("bad_words", len(sampling.bad_words), MAX_BAD_WORD_SEQUENCES),
+            ("a bad word", max(map(len, sampling.bad_words), default=0), MAX_BAD_WORD_TOKENS),
+        )
+        for name, length, most in lengths:
+            if length > most:
+                raise InvariantBroken(f"{name} has {length} entries, its table holds {most}")
+        if not all(sampling.bad_words):
+            raise InvariantBroken("a bad word has no tokens")
+        ids = (
+            *sampling.logit_bias,
+            *sampling.stop_token_ids,
+            *sampling.allowed_token_ids,
+            *(token for word in sampling.bad_words for token in word),
+        )
+        lowest = min(min(ids, default=0), int(token_ids.min(initial=0)))
+        highest = max(max(ids, default=0), int(token_ids.max(initial=0)))
+        if lowest < 0 or highest >= self._vocab_size:
+            raise InvariantBroken(
+                f"token ids from {lowest} to {highest} in a vocabulary of {self._vocab_size}"
+            )

@@ -1,0 +1,71 @@
+"""Per-slot values that the host writes when a sequence is seated and the device reads at every step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class SlotTable:
+    """Rows of one type, one per slot, all `neutral` (a value or a row of values) at first.
+
+    Writes gather on the host and go to the device together, in stream order and without a wait, when the
+    table is next read. On the CPU host and device share their memory. The device tensor never moves.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        row_shape: Sequence[int],
+        dtype: Any,
+        neutral: npt.ArrayLike,
+        device: torch.device,
+    ) -> None:
+        self._neutral = neutral
+        # [max_num_seqs, *row_shape]
+        self.host_np: npt.NDArray[Any] = np.full((max_num_seqs, *row_shape), neutral, dtype)
+        host = torch.from_numpy(self.host_np)
+        self._shares_memory = device.type == "cpu"
+        self._device_rows = host if self._shares_memory else host.to(device)
+        self._dirty: set[int] = set()
+
+    def write(self, slot: int, values: Any) -> None:
+        """Sets a slot's row, or its first entries if `values` is shorter; the rest becomes neutral."""
+        row = self.host_np[slot : slot + 1]
+        row[...] = self._neutral
+        if row.ndim == 1:
+            row[0] = values
+        else:
+            corner = tuple(slice(size) for size in np.shape(values))
+            row[0][corner] = values
+        self._mark(slot)
+
+    def clear(self, slot: int) -> None:
+        """Makes a slot's row neutral."""
+        self.host_np[slot] = self._neutral
+        self._mark(slot)
+
+    def rows(self) -> torch.Tensor:
+        """The whole table on the device, [max_num_seqs, *row_shape]."""
+        if self._dirty:
+            slots = np.array(sorted(self._dirty), dtype=np.int64)
+            index = upload(slots, self._device_rows.device)
+            # The fancy index copies: a later write may not change what is still on its way.
+            values = upload(self.host_np[slots], self._device_rows.device)
+            self._device_rows.index_copy_(0, index, values)
+            self._dirty.clear()
+        return self._device_rows
+
+    def _mark(self, slot: int) -> None:
+        if not self._shares_memory:
+            self._dirty.add(slot)
+
+
+def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The array on the device, in stream order and without a wait. The caller doesn't change it afterwards."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

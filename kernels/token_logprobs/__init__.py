@@ -1,0 +1,24 @@
+"""Log-probabilities of given tokens and of the best ones."""
+
+from typing import Final
+
+import torch
+
+from pillion.kernels.token_logprobs import reference
+
+MIN_LOGPROB: Final = reference.MIN_LOGPROB
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """log_softmax(logits) of each row's token and of the row's best `num_top` tokens.
+
+    Values are finite: what is below MIN_LOGPROB, or is no number, becomes MIN_LOGPROB. A rank is the number of
+    tokens with a strictly greater logit, plus 1. Tokens of equal logit stand in any order among the best.
+
+    logits: [m, vocab] float32. token_ids: [m], any integer type. num_top: up to the vocabulary's size.
+    Returns ids [m, 1 + num_top] int32 and logprobs [m, 1 + num_top] float32, both with the given token in
+    column 0, and its ranks [m] int32.
+    """
+    return reference.token_logprobs(logits, token_ids, num_top)
