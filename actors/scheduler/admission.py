@@ -1,0 +1,80 @@
+"""Who gets a slot next."""
+
+from typing import Final
+
+from pillion.actors.scheduler.block_ledger import BlockLedger
+from pillion.actors.scheduler.limits import Limits
+from pillion.actors.scheduler.lookahead import Lookahead
+from pillion.actors.scheduler.running import Running
+from pillion.actors.scheduler.sequence import Sequence
+from pillion.actors.scheduler.step_budget import missing_blocks
+
+MAX_PASSED: Final = 32
+
+
+class Admission:
+    """Admits candidates in order when there is a slot and blocks for all their known tokens.
+
+    The whole prompt's blocks are reserved at once, so that prompts do not take each other's last blocks
+    halfway. One that does not fit now lets smaller ones pass, about MAX_PASSED of them. Then the door is
+    closed until it fits, which it will: whatever runs ends, and what could never fit was refused.
+    """
+
+    def __init__(
+        self, limits: Limits, running: Running, ledger: BlockLedger, lookahead: Lookahead
+    ) -> None:
+        self._block_size_tokens = limits.block_size_tokens
+        self._running = running
+        self._ledger = ledger
+        self._leases = ledger.leases
+        self._lookahead = lookahead
+
+    def admissible(self) -> list[Sequence]:
+        """The candidates for which there is room now, in order."""
+        slots = self._running.num_free_slots
+        blocks = self._leases.num_free - self._running.headroom_blocks
+        fitting: list[Sequence] = []
+        for candidate in self._lookahead.ready:
+            if len(fitting) == slots:
+                break
+            missing = self.missing_blocks(candidate)
+            if missing <= blocks:
+                blocks -= missing
+                fitting.append(candidate)
+            elif candidate.num_passed >= MAX_PASSED:
+                break
+        return fitting
+
+    def misfit(self) -> Sequence | None:
+        """The first candidate, if there are not enough blocks for it."""
+        if not self._lookahead.ready:
+            return None
+        head = self._lookahead.ready[0]
+        room = self._leases.num_free - self._running.headroom_blocks
+        return head if self.missing_blocks(head) > room else None
+
+    def missing_blocks(self, candidate: Sequence) -> int:
+        """Blocks that a candidate needs beside its cached ones."""
+        return missing_blocks(candidate.num_tokens, candidate.num_blocks, self._block_size_tokens)
+
+    def admit(self, candidate: Sequence) -> None:
+        """Gives an admissible candidate its slot and blocks."""
+        for earlier in self._lookahead.ready:
+            if earlier is candidate:
+                break
+            earlier.num_passed += 1
+        self._lookahead.take(candidate)
+        self._ledger.grow(candidate, self.missing_blocks(candidate))
+        self._running.admit(candidate)
+
+    def fill_lookahead(self) -> None:
+        """Looks up the prefixes of those who are next, unless the door is closed to all but their betters."""
+        head = self.misfit()
+        running = self._running
+        if head is None or (running.sequences and head.num_passed < MAX_PASSED):
+            self._lookahead.fill(running.num_free_slots, self._ledger)
+            return
+        if not running.sequences and self._leases.is_short:
+            # Only the other candidates can still hold what it needs.
+            self._lookahead.put_back(self._ledger, keep=head)
+        self._lookahead.fill(running.num_free_slots, self._ledger, head.request.priority)

@@ -1,0 +1,106 @@
+"""What the KV manager is told about the blocks of each sequence."""
+
+from array import array
+from collections.abc import Callable
+from typing import Final
+
+from pillion.actors.scheduler.leases import Leases
+from pillion.actors.scheduler.limits import Limits
+from pillion.actors.scheduler.sequence import Sequence
+from pillion.messages.base import RingMessage
+from pillion.messages.blocks import CommitBlocks, FindPrefix, PrefixFound, ReleaseBlocks
+
+# Sequences whose generated blocks are committed per tick; rows that started together fill blocks together.
+MAX_COMMITS_PER_TICK: Final = 32
+
+
+class BlockLedger:
+    """Opens sequences at the KV manager, commits their full blocks, and gives all of them back."""
+
+    def __init__(self, epoch: int, limits: Limits, send: Callable[[RingMessage], None]) -> None:
+        self.leases = Leases(epoch, limits, send)
+        self._epoch = epoch
+        self._block_size_tokens = limits.block_size_tokens
+        self._send = send
+        self._full: dict[Sequence, None] = {}  # have a full block to commit, oldest first
+
+    def open(self, sequence: Sequence) -> None:
+        """Asks for the sequence's cached prefix. A sample that wants prompt logprobs computes all of it."""
+        self._send(
+            FindPrefix(
+                epoch=self._epoch,
+                sequence_id=sequence.sequence_id,
+                token_ids=sequence.token_ids.tobytes(),
+                salt=sequence.request.salt,
+                use_cache=sequence.sampling.prompt_logprobs is None or sequence.has_produced,
+            )
+        )
+
+    def found(self, sequence: Sequence, message: PrefixFound) -> None:
+        """Writes: the sequence's blocks and how much is computed."""
+        sequence.block_ids = [array("i", ids) for ids in message.block_ids]
+        cached = message.num_cached_tokens
+        sequence.num_computed_tokens = sequence.num_committed_tokens = cached
+        sequence.next_commit_tokens = cached + self._block_size_tokens
+        sequence.miss_reason = message.miss_reason
+
+    def grow(self, sequence: Sequence, num_blocks: int) -> list[list[int]]:
+        """Puts leased blocks at the end of the sequence's table; returns them per group."""
+        taken = self.leases.take(num_blocks)
+        for table, block_ids in zip(sequence.block_ids, taken, strict=True):
+            table.extend(block_ids)
+        return taken
+
+    def note_full(self, sequence: Sequence) -> None:
+        """The sequence has generated a full block; it is committed within some ticks."""
+        self._full[sequence] = None
+
+    def commit_some(self) -> bool:
+        """Commits a bounded number of generated blocks; returns whether some are left."""
+        for sequence in list(self._full)[:MAX_COMMITS_PER_TICK]:
+            self.commit(sequence)
+        return bool(self._full)
+
+    def commit(self, sequence: Sequence) -> None:
+        """Commits every full block whose KV is known to be written.
+
+        Steps in flight write behind `num_computed_tokens` only, so never into one of these blocks.
+        """
+        self._full.pop(sequence, None)
+        size = self._block_size_tokens
+        start = sequence.num_committed_tokens
+        end = sequence.num_computed_tokens // size * size
+        if end <= start:
+            return
+        self._send(
+            CommitBlocks(
+                epoch=self._epoch,
+                sequence_id=sequence.sequence_id,
+                start=start,
+                token_ids=sequence.token_ids[start:end].tobytes(),
+                block_ids=[
+                    table[start // size : end // size].tobytes() for table in sequence.block_ids
+                ],
+            )
+        )
+        sequence.num_committed_tokens = end
+        sequence.next_commit_tokens = end + size
+
+    def release(self, sequence: Sequence, keep_content: bool = True) -> None:
+        """Closes the sequence at the KV manager: no step in flight can write to its blocks any more.
+
+        Its full blocks stay cached, unless the device's memory is not to be trusted. Writes: everything
+        that the sequence knows about its blocks.
+        """
+        if keep_content:
+            self.commit(sequence)
+        self._full.pop(sequence, None)
+        self._send(
+            ReleaseBlocks(
+                epoch=self._epoch,
+                sequence_id=sequence.sequence_id,
+                block_ids=[table.tobytes() for table in sequence.block_ids],
+            )
+        )
+        sequence.forget_placement()
+        self.leases.ask_again()

@@ -1,0 +1,26 @@
+"""What the scheduler counts."""
+
+from typing import Final
+
+from pillion.messages.ids import FinishReason
+
+Counters = dict[str, int | float]
+Gauges = dict[str, int | float | str]
+
+# Samples (a request of n samples counts n times): received = rejected + the outcomes + the gauge "open".
+OUTCOMES: Final[tuple[FinishReason, ...]] = (
+    "stop",
+    "length",
+    "tool_calls",
+    "abort",
+    "timeout",
+    "error",
+)
+
+
+def new_counters() -> Counters:
+    """All counters at zero, so that `pillion status` shows them from the start."""
+    names = ["received", "rejected", *(f"finished_{outcome}" for outcome in OUTCOMES)]
+    names += ["preemptions", "prompt_tokens", "cached_prompt_tokens", "generated_tokens"]
+    names += ["plans", "steps", "stale_rows"]
+    return dict.fromkeys(names, 0)

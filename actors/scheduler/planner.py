@@ -1,0 +1,183 @@
+"""Plans steps: who runs, who is admitted, who must go, and how far the worker may run alone."""
+
+from typing import Final
+
+from pillion.actors.scheduler.admission import Admission
+from pillion.actors.scheduler.block_ledger import BlockLedger
+from pillion.actors.scheduler.draft import Draft
+from pillion.actors.scheduler.in_flight import InFlight
+from pillion.actors.scheduler.limits import Limits
+from pillion.actors.scheduler.lookahead import Lookahead
+from pillion.actors.scheduler.preemption import Preemption
+from pillion.actors.scheduler.running import Running
+from pillion.actors.scheduler.sequence import Phase, Sequence
+from pillion.actors.scheduler.step_budget import prefill_chunks
+
+# Leased blocks kept while nothing runs, so that a short prompt need not wait for a lease.
+IDLE_RESERVE_BLOCKS: Final = 32
+
+
+class Planner:
+    """One plan is one forward pass of decode rows and prefill chunks alike, or a grant of many decode steps.
+
+    It runs ahead of the worker, by `steps_in_flight` plans of one step or by a grant, and so plans with
+    bounds: each sequence's `min_ahead` and `max_ahead` tokens are on their way. A row that turns out to be
+    over, or without a block, is masked by the device.
+    """
+
+    def __init__(
+        self, limits: Limits, ledger: BlockLedger, lookahead: Lookahead, in_flight: InFlight
+    ) -> None:
+        self.running = Running(limits)
+        self.num_preemptions = 0
+        self._starving: list[Sequence] = []  # stand still for want of a block, lowest rank first
+        self._limits = limits
+        self._ledger = ledger
+        self._leases = ledger.leases
+        self._lookahead = lookahead
+        self._in_flight = in_flight
+        self._admission = Admission(limits, self.running, ledger, lookahead)
+        self._preemption = Preemption(self.running, self._admission, self._leases, lookahead)
+        self._reserve_blocks = min(IDLE_RESERVE_BLOCKS, limits.num_blocks // 8)
+
+    def fill_lookahead(self) -> None:
+        """Looks up who is next; but while running sequences starve, nobody else may pin any memory."""
+        if not self._starving:
+            self._admission.fill_lookahead()
+        elif self._leases.is_short:
+            self._lookahead.put_back(self._ledger)
+
+    def wants_step(self) -> bool:
+        """Whether something should be sent to the worker now."""
+        if self._in_flight.num_unanswered >= self._limits.steps_in_flight:
+            return False
+        return bool(
+            self.running.leaving
+            or self.running.prefilling
+            or self._top_up_due()
+            or (self._starving and self._leases.num_free)
+            or self._admissible()
+            or self._preemption.victims(self._starving)
+        )
+
+    def plan(self) -> tuple[Draft, int] | None:
+        """The next step and how many executions it grants; None if there is nothing to do after all.
+
+        Writes: slots, blocks and planned tokens of the sequences in the draft, so it must be sent.
+        """
+        running = self.running
+        self._in_flight.count_ahead(running.sequences.values())
+        draft = Draft()
+        decodes = [
+            sequence
+            for sequence in running.sequences.values()
+            if not sequence.is_prefilling
+            and sequence.num_tokens + sequence.min_ahead < sequence.max_total_tokens
+        ]
+        self._feed(decodes, draft)
+        for victim in self._preemption.victims(self._starving):
+            self.num_preemptions += 1
+            running.leave(victim)
+        draft.released = running.release_leaving()
+        self._starving = [s for s in self._starving if s.phase is Phase.RUNNING]
+        resting = set(self._starving)
+        draft.decode_rows = [s for s in decodes if s.phase is Phase.RUNNING and s not in resting]
+        more_prefill = self._prefill(draft)
+        rows = draft.token_rows
+        repeat = 1 if more_prefill or not rows else self._most_steps(rows)
+        if repeat == 0:
+            # No blocks for another step of every row. There is time while the worker has steps.
+            spare = self._in_flight.num_steps_left >= self._limits.steps_in_flight
+            if spare and not draft.changes_rows:
+                return None
+            repeat = 1
+        if draft.is_empty:
+            return None
+        self._grow(draft, rows, repeat)
+        return draft, repeat
+
+    def reconcile_leases(self) -> None:
+        """Asks for the blocks that the next plans need, and returns what is far beyond."""
+        limits, running = self._limits, self.running
+        needed = running.headroom_blocks
+        needed += sum(running.missing_now(sequence) for sequence in self._starving)
+        needed += sum(map(self._admission.missing_blocks, self._lookahead.ready))
+        blocks_per_grant = limits.blocks_for(limits.max_repeat) + 1
+        growth = min(len(running.sequences) * blocks_per_grant, limits.num_blocks // 4)
+        self._leases.reconcile(
+            low=min(needed + self._reserve_blocks // 2, limits.num_blocks),
+            high=min(needed + self._reserve_blocks + growth, limits.num_blocks),
+        )
+
+    def abandon(self) -> list[Sequence]:
+        """The worker is gone with its slots: returns everyone who had one."""
+        self._starving.clear()
+        return self.running.abandon()
+
+    def _top_up_due(self) -> bool:
+        """Whether the worker would soon run out of steps."""
+        due = max(self._in_flight.newest_repeat // 2, self._limits.steps_in_flight - 1)
+        return bool(self.running.sequences) and self._in_flight.num_steps_left <= due
+
+    def _admissible(self) -> list[Sequence]:
+        """Who can be admitted; nobody while running sequences lack blocks."""
+        return [] if self._starving else self._admission.admissible()
+
+    def _feed(self, decodes: list[Sequence], draft: Draft) -> None:
+        """Gives each row the block without which it surely stands still, the lowest rank first.
+
+        Writes: `_starving`, those for whom there was none.
+        """
+        needy = [sequence for sequence in decodes if self.running.missing_now(sequence)]
+        needy.sort(key=lambda sequence: sequence.rank)
+        self._starving = []
+        for place, sequence in enumerate(needy):
+            num_blocks = self.running.missing_now(sequence)
+            if num_blocks > self._leases.num_free:
+                self._starving = needy[place:]
+                return
+            draft.appended.append((sequence, self._ledger.grow(sequence, num_blocks)))
+
+    def _prefill(self, draft: Draft) -> bool:
+        """Fills the step's budget with prefill chunks; returns whether another step could do more of it."""
+        prompts = [*self.running.prefilling, *self._admissible()]
+        prompts.sort(key=lambda sequence: sequence.request.priority)
+        for sequence in prompts:
+            if sequence.phase is Phase.READY:
+                sequence.num_planned_tokens = sequence.num_computed_tokens
+        sizes = [(s.request.priority, s.num_tokens - s.num_planned_tokens) for s in prompts]
+        budget = self._limits.max_num_batched_tokens - len(draft.decode_rows)
+        for sequence, num_tokens in zip(prompts, prefill_chunks(sizes, budget), strict=True):
+            if num_tokens == 0:
+                continue
+            if sequence.phase is Phase.READY:
+                self._admission.admit(sequence)
+                draft.admitted.append(sequence)
+            draft.prefill_rows.append((sequence, sequence.num_planned_tokens, num_tokens))
+            self.running.note_planned(sequence, num_tokens)
+        return bool(self.running.prefilling) or any(s.phase is Phase.READY for s in prompts)
+
+    def _most_steps(self, rows: list[Sequence]) -> int:
+        """Steps that can be granted: as many as are of use and as there are blocks for; 0 if not one."""
+        limits = self._limits
+        useful = max(s.max_total_tokens - s.num_tokens - s.min_ahead for s in rows)
+        repeat = min(limits.max_repeat, useful)
+        if self._leases.is_short:
+            # Blocks handed out ahead cannot be taken back, so they are handed out one at a time.
+            repeat = min(repeat, limits.block_size_tokens)
+        while repeat and self._growth(rows, repeat) > self._leases.num_free:
+            repeat //= 2
+        return repeat
+
+    def _growth(self, rows: list[Sequence], repeat: int) -> int:
+        return sum(self.running.missing_for(sequence, repeat) for sequence in rows)
+
+    def _grow(self, draft: Draft, rows: list[Sequence], repeat: int) -> None:
+        """Gives the rows blocks for the whole grant, as far as there are any."""
+        admitted = set(draft.admitted)
+        for sequence in rows:
+            num_blocks = min(self.running.missing_for(sequence, repeat), self._leases.num_free)
+            if num_blocks:
+                block_ids = self._ledger.grow(sequence, num_blocks)
+                if sequence not in admitted:
+                    draft.appended.append((sequence, block_ids))

@@ -1,0 +1,331 @@
+"""The scheduler: the truth of every request, from admission to its end. No socket and no clock inside."""
+
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from pillion.actors.scheduler.block_ledger import BlockLedger
+from pillion.actors.scheduler.in_flight import InFlight, SentPlan
+from pillion.actors.scheduler.limits import Limits
+from pillion.actors.scheduler.lookahead import Lookahead
+from pillion.actors.scheduler.planner import Planner
+from pillion.actors.scheduler.request_book import TOKEN_BYTES, RequestBook, find_fault
+from pillion.actors.scheduler.rows import take_rows
+from pillion.actors.scheduler.sequence import Phase, Request, Sequence
+from pillion.actors.scheduler.counters import Counters, Gauges, new_counters
+from pillion.messages.base import RingMessage
+from pillion.messages.blocks import BlockLease, PrefixFound, RecallLease
+from pillion.messages.control import Drain, Drained, EngineGeometry, PeerRestarted, Shutdown
+from pillion.messages.ids import ErrorCode, FinishReason, RequestId
+from pillion.messages.inboxes import SchedulerInbox
+from pillion.messages.requests import (
+    AbortRequest,
+    NewRequest,
+    RequestClosed,
+    RequestRejected,
+    RequestScheduled,
+)
+from pillion.messages.steps import StepOutput
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.errors import InvariantBroken
+
+STOPPING: Final = "the daemon is stopping"
+OUT_OF_TIME: Final = "the request's deadline has passed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What there is once the worker has told its sizes."""
+
+    limits: Limits
+    ledger: BlockLedger
+    planner: Planner
+
+
+class Scheduler:
+    """The pure core of the actor. `tick` plans when all messages that were there have been seen.
+
+    A sequence ends for its client when its outcome is known, and for the engine when its slot and blocks
+    are back. Each happens exactly once, in whatever order the messages of different senders arrive.
+    """
+
+    def __init__(self, epoch: int, config: EngineConfig) -> None:
+        self.outgoing: list[tuple[str, RingMessage]] = []
+        self.finished = False
+        self.counters: Counters = new_counters()
+        self.gauges: Gauges = {}
+        self._epoch = epoch
+        self._config = config
+        self._peer_epochs: dict[str, int] = {}
+        self._book = RequestBook(config.enable_prefix_caching)
+        self._lookahead = Lookahead(self._book)
+        self._in_flight = InFlight()
+        self._engine: _Engine | None = None
+        self._worker_ready = False
+        self._last_plan_id = 0
+        self._drain_ns: int | None = None
+        self._said_drained = False
+
+    def on_message(self, message: SchedulerInbox, now_ns: int) -> None:
+        """Takes one message. Raises InvariantBroken, with the values, for one that contradicts the books."""
+        match message:
+            case StepOutput():
+                if self._is_current("gpu_worker", message.epoch):
+                    self._on_step_output(message)
+            case NewRequest():
+                if self._is_current("detokenizer", message.epoch):
+                    self._on_new_request(message)
+            case AbortRequest():
+                if self._is_current("detokenizer", message.epoch):
+                    self._on_abort(message)
+            case PrefixFound() | BlockLease() | RecallLease():
+                if self._is_current("kv_manager", message.epoch):
+                    self._on_kv_message(message)
+            case EngineGeometry():
+                if self._is_current("gpu_worker", message.epoch):
+                    self._on_geometry(message)
+            case PeerRestarted():
+                self._is_current(message.actor, message.epoch)
+            case Drain():
+                self._drain_ns = message.deadline_ns
+            case Shutdown():
+                self.finished = True
+            case _:
+                assert_never(message)
+
+    def tick(self, now_ns: int) -> int | None:
+        """Ends what is out of time, plans, and settles with the KV manager. Returns when to come again."""
+        deadlines = self._book.deadlines
+        while (request := deadlines.due(now_ns)) is not None:
+            for sequence in list(request.open_sequences):
+                self._close(sequence, "timeout", OUT_OF_TIME)
+        if self._drain_ns is not None:
+            self._drain(now_ns, self._drain_ns)
+        commits_left = False
+        if self._engine is not None and self._worker_ready:
+            planner, ledger = self._engine.planner, self._engine.ledger
+            planner.fill_lookahead()
+            while planner.wants_step() and self._send_plan(planner):
+                pass
+            commits_left = ledger.commit_some()
+            planner.reconcile_leases()
+        self._measure()
+        if commits_left:
+            return now_ns
+        deadline_ns = deadlines.next_ns()
+        if self._drain_ns is None or not self._book.open:
+            return deadline_ns
+        return self._drain_ns if deadline_ns is None else min(deadline_ns, self._drain_ns)
+
+    def _is_current(self, actor: str, epoch: int) -> bool:
+        """Whether a message of this epoch counts. The first sign of a new life is the end of the old one."""
+        known = self._peer_epochs.setdefault(actor, epoch)
+        if epoch > known:
+            self._peer_epochs[actor] = epoch
+            if actor == "gpu_worker":
+                self._on_worker_lost()
+        return epoch >= known
+
+    def _on_new_request(self, message: NewRequest) -> None:
+        fault = find_fault(message)
+        if fault is not None:
+            self._reject(message.request_id, max(1, message.n), "internal", fault)
+            return
+        if self._drain_ns is not None:
+            self._reject(message.request_id, message.n, "unavailable", STOPPING)
+            return
+        refusal = None
+        if self._engine is not None:
+            num_prompt_tokens = len(message.prompt_token_ids) // TOKEN_BYTES
+            refusal = self._engine.limits.refusal(num_prompt_tokens, message.sampling.max_tokens)
+        if refusal is not None:
+            self._reject(message.request_id, message.n, "invalid_request", refusal)
+            return
+        request = self._book.accept(message)
+        if request is not None:
+            self.counters["received"] += len(request.open_sequences)
+            if self._engine is not None:
+                self._bound(request, self._engine.limits)
+
+    def _reject(
+        self, request_id: RequestId, num_samples: int, code: ErrorCode, message: str
+    ) -> None:
+        self.counters["received"] += num_samples
+        self.counters["rejected"] += num_samples
+        rejected = RequestRejected(
+            epoch=self._epoch, request_id=request_id, code=code, message=message
+        )
+        self.outgoing.append(("detokenizer", rejected))
+
+    def _bound(self, request: Request, limits: Limits) -> None:
+        """Ends samples that came as long as they may get."""
+        for sequence in list(request.open_sequences):
+            sequence.max_total_tokens = limits.total_tokens(
+                request.num_prompt_tokens, sequence.sampling.max_tokens
+            )
+            if sequence.num_tokens >= sequence.max_total_tokens:
+                self._close(sequence, "length")
+
+    def _on_abort(self, message: AbortRequest) -> None:
+        for sequence_id in message.sequence_ids:
+            sequence = self._book.open.get(sequence_id)
+            if sequence is not None:
+                self._retire(sequence, message.reason)
+
+    def _close(self, sequence: Sequence, outcome: FinishReason, message: str | None = None) -> None:
+        """Ends a sequence for a reason that the text edge does not know yet."""
+        closed = RequestClosed(
+            epoch=self._epoch,
+            sequence_id=sequence.sequence_id,
+            finish_reason=outcome,
+            message=message,
+        )
+        self.outgoing.append(("detokenizer", closed))
+        self._retire(sequence, outcome)
+
+    def _retire(self, sequence: Sequence, outcome: FinishReason) -> None:
+        """Ends a sequence for its client; what it holds goes back as soon as that is safe."""
+        self.counters[f"finished_{outcome}"] += 1
+        self._book.retire(sequence, outcome)
+        if sequence.phase is Phase.READY:
+            self._lookahead.take(sequence)
+            self._engine_now().ledger.release(sequence)
+            sequence.phase = Phase.CLOSED
+        elif sequence.phase is Phase.RUNNING:
+            self._engine_now().planner.running.leave(sequence)
+        # MATCHING, LEAVING, LEFT: until its PrefixFound or the answer to the plan that releases it.
+
+    def _on_geometry(self, message: EngineGeometry) -> None:
+        limits = Limits.of(self._config, message)
+        self._worker_ready = True
+        if self._engine is not None:
+            if limits != self._engine.limits:
+                raise InvariantBroken(f"limits changed from {self._engine.limits} to {limits}")
+            return
+        ledger = BlockLedger(self._epoch, limits, self._send_to_kv_manager)
+        planner = Planner(limits, ledger, self._lookahead, self._in_flight)
+        self._engine = _Engine(limits, ledger, planner)
+        for request in {sequence.request: None for sequence in self._book.open.values()}:
+            refusal = limits.refusal(
+                request.num_prompt_tokens, request.open_sequences[0].sampling.max_tokens
+            )
+            if refusal is None:
+                self._bound(request, limits)
+                continue
+            num_samples = len(request.open_sequences)
+            for sequence in list(request.open_sequences):
+                self._book.retire(sequence, "error")
+            self.counters["received"] -= num_samples
+            self._reject(request.request_id, num_samples, "invalid_request", refusal)
+
+    def _on_kv_message(self, message: PrefixFound | BlockLease | RecallLease) -> None:
+        engine = self._engine_now()
+        match message:
+            case PrefixFound():
+                sequence = self._lookahead.on_prefix_found(message, engine.ledger)
+                if sequence is not None:
+                    self._book.follow(sequence, engine.limits.block_size_tokens)
+            case BlockLease():
+                engine.ledger.leases.on_lease(message)
+            case RecallLease():
+                engine.ledger.leases.on_recall(message)
+            case _:
+                assert_never(message)
+
+    def _on_step_output(self, message: StepOutput) -> None:
+        engine = self._engine_now()
+        plan = self._in_flight.answer(message.plan_id, message.execution)
+        taken = take_rows(message, self._book.open, engine.ledger)
+        self.counters["steps"] += 1
+        self.counters["generated_tokens"] += taken.num_tokens
+        self.counters["stale_rows"] += taken.num_stale
+        for sequence, outcome in taken.ended:
+            self._retire(sequence, outcome)
+        if message.execution == 0:
+            self._on_plan_answered(plan, engine)
+
+    def _on_plan_answered(self, plan: SentPlan, engine: _Engine) -> None:
+        """The plan has run once: its prefill chunks are computed and its released slots are quiet."""
+        for sequence, num_tokens in plan.prefill_rows:
+            if sequence.outcome == "error":
+                continue
+            sequence.num_computed_tokens = max(sequence.num_computed_tokens, num_tokens)
+            engine.ledger.commit(sequence)
+            self._book.follow(sequence, engine.limits.block_size_tokens)
+        for sequence in plan.released:
+            del engine.planner.running.left[sequence]
+            self._give_back(sequence, engine.ledger, keep_content=sequence.outcome != "error")
+
+    def _give_back(self, sequence: Sequence, ledger: BlockLedger, keep_content: bool) -> None:
+        """Gives the blocks of a sequence without a slot back; a preempted one queues again."""
+        ledger.release(sequence, keep_content)
+        if sequence.outcome is None:
+            self._book.requeue(sequence)
+        else:
+            sequence.phase = Phase.CLOSED
+
+    def _on_worker_lost(self) -> None:
+        """The worker's memory is gone: whoever had a slot or a prefix in it begins again with its tokens."""
+        self._worker_ready = False
+        if self._engine is None:
+            return
+        self._in_flight.clear()
+        for sequence in self._engine.planner.abandon():
+            self._give_back(sequence, self._engine.ledger, keep_content=False)
+        self._lookahead.distrust(self._engine.ledger)
+
+    def _send_plan(self, planner: Planner) -> bool:
+        planned = planner.plan()
+        if planned is None:
+            return False
+        draft, repeat = planned
+        for sequence in draft.admitted:
+            if not sequence.was_scheduled:
+                self._announce(sequence)
+        self._last_plan_id += 1
+        plan, sent = draft.build(self._epoch, self._last_plan_id, repeat)
+        self._in_flight.add(sent)
+        self.outgoing.append(("gpu_worker", plan))
+        return True
+
+    def _announce(self, sequence: Sequence) -> None:
+        sequence.was_scheduled = True
+        cached = min(sequence.num_computed_tokens, sequence.request.num_prompt_tokens)
+        self.counters["prompt_tokens"] += sequence.request.num_prompt_tokens
+        self.counters["cached_prompt_tokens"] += cached
+        scheduled = RequestScheduled(
+            epoch=self._epoch,
+            sequence_id=sequence.sequence_id,
+            num_cached_tokens=cached,
+            miss_reason=sequence.miss_reason,
+        )
+        self.outgoing.append(("detokenizer", scheduled))
+
+    def _drain(self, now_ns: int, deadline_ns: int) -> None:
+        if now_ns >= deadline_ns:
+            for sequence in list(self._book.open.values()):
+                self._close(sequence, "error", STOPPING)
+        if not self._book.open and not self._said_drained:
+            self._said_drained = True
+            self.outgoing.append(("launcher", Drained(actor="scheduler", epoch=self._epoch)))
+
+    def _measure(self) -> None:
+        num_open = len(self._book.open)
+        num_running = num_leased = 0
+        if self._engine is not None:
+            planner = self._engine.planner
+            num_running = len(planner.running.sequences)
+            num_leased = self._engine.ledger.leases.num_leased
+            self.counters["preemptions"] = planner.num_preemptions
+        self.counters["plans"] = self._last_plan_id
+        self.gauges["open"] = num_open
+        self.gauges["running"] = num_running
+        self.gauges["waiting"] = num_open - num_running
+        self.gauges["leased_blocks"] = num_leased
+
+    def _engine_now(self) -> _Engine:
+        if self._engine is None:
+            raise InvariantBroken("a message of the engine came before its geometry")
+        return self._engine
+
+    def _send_to_kv_manager(self, message: RingMessage) -> None:
+        self.outgoing.append(("kv_manager", message))
