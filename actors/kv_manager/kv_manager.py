@@ -2,7 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Final, assert_never
 
 from pillion.actors.kv_manager.block_pool import BlockState
 from pillion.actors.kv_manager.groups import KvGroup
@@ -24,7 +24,9 @@ from pillion.messages.ids import SequenceId
 from pillion.messages.inboxes import KvManagerInbox
 from pillion.runtime.errors import InvariantBroken
 
-TOKEN_BYTES = 4
+TOKEN_BYTES: Final = 4
+
+SchedulerMessage = FindPrefix | LeaseRequest | ReturnLease | CommitBlocks | ReleaseBlocks
 
 
 @dataclass(slots=True)
@@ -60,6 +62,8 @@ class KvManager:
         self._verify_always = verify_always
         self._geometry: EngineGeometry | None = None
         self._block_tokens = 0
+        # The scheduler may have heard of the geometry before us; it asks for no more than its candidates.
+        self._early: list[SchedulerMessage] = []
 
     def on_message(self, message: KvManagerInbox, now_ns: int) -> None:
         """Takes one message. Raises InvariantBroken, with the values, for one that contradicts the books."""
@@ -104,16 +108,15 @@ class KvManager:
                     num_uses += block_id == node.block_id
             group.verify_uses(held, num_uses)
 
-    def _on_scheduler_message(
-        self, message: FindPrefix | LeaseRequest | ReturnLease | CommitBlocks | ReleaseBlocks
-    ) -> None:
+    def _on_scheduler_message(self, message: SchedulerMessage) -> None:
         if message.epoch < self._scheduler_epoch:
             return
         if message.epoch > self._scheduler_epoch:
             # The new scheduler was faster than the launcher's word of it.
             self._restart_scheduler(message.epoch)
         if not self.groups:
-            raise InvariantBroken(f"{type(message).__name__} came before the engine's geometry")
+            self._early.append(message)
+            return
         match message:
             case FindPrefix():
                 self._on_find_prefix(message)
@@ -141,6 +144,9 @@ class KvManager:
         self._geometry = message
         self._block_tokens = sizes.pop()
         self.groups = [KvGroup(group) for group in message.kv_groups]
+        early, self._early = self._early, []
+        for held in early:
+            self._on_scheduler_message(held)
 
     def _on_peer_restarted(self, message: PeerRestarted) -> None:
         if message.actor == "scheduler" and message.epoch > self._scheduler_epoch:

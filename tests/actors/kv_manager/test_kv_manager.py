@@ -451,10 +451,23 @@ def test_contradictions_end_the_actor_with_the_values(
         break_it(Bench(8))
 
 
-def test_nothing_is_answered_before_the_geometry() -> None:
+def test_what_comes_before_the_geometry_is_answered_after_it() -> None:
+    kv = KvManager(epoch=1, enable_prefix_caching=True, verify_always=True)
+    kv.on_message(LeaseRequest(epoch=1, group=0, num_blocks=2), 0)
+    kv.on_message(FindPrefix(epoch=1, sequence_id=1, token_ids=pack_ids([1, 2]), salt=""), 0)
+    assert kv.tick(0) is None
+    assert kv.outgoing == []
+    kv.on_message(geometry(8), 0)
+    lease, found = (message for _, message in kv.outgoing)
+    assert lease == BlockLease(epoch=1, group=0, block_ids=pack_ids([0, 1]), num_owed=0)
+    assert isinstance(found, PrefixFound)
+
+
+def test_nonsense_before_the_geometry_ends_the_actor_with_it() -> None:
     kv = KvManager(epoch=1, enable_prefix_caching=True)
-    with pytest.raises(InvariantBroken, match="FindPrefix came before"):
-        kv.on_message(FindPrefix(epoch=1, sequence_id=1, token_ids=b"1234", salt=""), 0)
+    kv.on_message(ReturnLease(epoch=1, group=0, block_ids=pack_ids([3])), 0)
+    with pytest.raises(InvariantBroken, match="block 3 should pass from LEASED to FREE"):
+        kv.on_message(geometry(8), 0)
 
 
 @pytest.mark.parametrize(

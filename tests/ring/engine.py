@@ -1,0 +1,197 @@
+"""A whole engine in one process: the real scheduler and KV manager, a fake worker and a fake edge."""
+
+import random
+from dataclasses import dataclass
+
+from fake_edge import FakeEdge, make_request, make_sampling
+from fake_model import FakeModel
+from fake_worker import FakeWorker, fake_geometry
+from memory_ring import Pace, RingSimulation
+
+from pillion.actors.kv_manager.kv_manager import KvManager
+from pillion.actors.scheduler.scheduler import Scheduler
+from pillion.messages.blocks import RecallLease
+from pillion.messages.inboxes import (
+    DetokenizerInbox,
+    KvManagerInbox,
+    SchedulerInbox,
+    WorkerInbox,
+)
+from pillion.messages.requests import NewRequest
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.errors import InvariantBroken
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """How small the engine is; small ones run into their limits."""
+
+    max_num_seqs: int = 4
+    num_blocks: int = 40
+    block_size: int = 4
+    max_num_batched_tokens: int = 24
+    max_model_len: int = 96
+    max_repeat: int = 8
+    steps_in_flight: int = 2
+    vocab_size: int = 60
+    poison_every: int = 0
+    enable_prefix_caching: bool = True
+
+
+class Engine:
+    """The ring, ready to take requests. `verify_every` turns, the KV manager counts all its blocks again."""
+
+    def __init__(
+        self,
+        seed: int,
+        sizes: EngineSizes | None = None,
+        pace: Pace | None = None,
+        verify_every: int = 50,
+    ) -> None:
+        self.sizes = sizes = sizes or EngineSizes()
+        self.model = FakeModel(sizes.vocab_size, sizes.max_model_len, sizes.poison_every)
+        self.ring = RingSimulation(seed, pace)
+        self.edge = FakeEdge(self.model)
+        self.kv_manager = KvManager(1, sizes.enable_prefix_caching)
+        self.worker = FakeWorker(
+            self.model,
+            sizes.max_num_seqs,
+            sizes.num_blocks,
+            sizes.block_size,
+            sizes.steps_in_flight,
+        )
+        self.scheduler = Scheduler(
+            1,
+            EngineConfig(
+                model="fake",
+                max_repeat=sizes.max_repeat,
+                steps_in_flight=sizes.steps_in_flight,
+                enable_prefix_caching=sizes.enable_prefix_caching,
+            ),
+        )
+        self.ring.add("scheduler", self.scheduler, SchedulerInbox)
+        self.ring.add("kv_manager", self.kv_manager, KvManagerInbox)
+        self.ring.add("gpu_worker", self.worker, WorkerInbox)
+        self.ring.add("detokenizer", self.edge, DetokenizerInbox)
+        self._verify_every = verify_every
+        self.ring.after_turn = self._after_turn
+        geometry = fake_geometry(
+            self.model,
+            sizes.max_num_seqs,
+            sizes.max_num_batched_tokens,
+            sizes.num_blocks,
+            sizes.block_size,
+        )
+        for actor in ("scheduler", "kv_manager", "detokenizer"):
+            self.ring.send("launcher", actor, geometry)
+
+    def submit(self, request: NewRequest) -> None:
+        """The edge sends a request."""
+        self.edge.submit(request)
+        self.ring.wake("detokenizer")
+
+    def abort(self, sequence_ids: list[int]) -> None:
+        """The edge gives up samples."""
+        self.edge.abort(sequence_ids)
+        self.ring.wake("detokenizer")
+
+    def recall(self, num_blocks: int) -> None:
+        """The KV manager wants blocks back."""
+        self.ring.send(
+            "kv_manager", "scheduler", RecallLease(epoch=1, group=0, num_blocks=num_blocks)
+        )
+
+    def finish(self, max_turns: int = 200_000) -> None:
+        """Runs until every sample has ended and all is quiet, and checks that nothing is left anywhere."""
+        self.ring.run(lambda: not self.edge.open_samples, max_turns)
+        self.ring.settle(max_turns)
+        self.check_nothing_left()
+
+    def check_nothing_left(self) -> None:
+        """No request, slot or block is in use. Raises InvariantBroken."""
+        self.kv_manager.verify()
+        free, leased, referenced, cached = self.kv_manager.groups[0].pool.counts
+        left = {
+            "open samples": len(self.edge.open_samples),
+            "slots": len(self.worker.rows),
+            "sequences at the KV manager": len(self.kv_manager.sequences),
+            "referenced blocks": referenced,
+            "leased blocks that the scheduler does not have": leased - self.num_free_leased,
+            "owed blocks": self.kv_manager.groups[0].num_owed,
+            "lost blocks": self.sizes.num_blocks - free - leased - referenced - cached,
+        }
+        if any(left.values()):
+            raise InvariantBroken(f"left behind: { {name: n for name, n in left.items() if n} }")
+
+    @property
+    def num_free_leased(self) -> int:
+        """Leased blocks that the scheduler has given to no sequence."""
+        return int(self.scheduler.gauges["leased_blocks"])
+
+    def _after_turn(self, name: str) -> None:
+        if self.ring.num_turns % self._verify_every == 0:
+            self.kv_manager.verify()
+
+
+class RandomLoad:
+    """Requests of every kind, drawn from a seed: prompts that share prefixes, n, salts, deadlines, aborts."""
+
+    def __init__(self, engine: Engine, seed: int, max_open: int = 30) -> None:
+        self.engine = engine
+        self.num_requests = 0
+        self._chance = random.Random(seed)
+        self._max_open = max_open
+        self._next_id = 1
+        self._trunks = [
+            [self._chance.randrange(engine.sizes.vocab_size) for _ in range(40)] for _ in range(3)
+        ]
+
+    def run(self, num_requests: int, turns_between: int = 30) -> None:
+        """Submits so many requests while the engine runs, and aborts some; the last ones are still open."""
+        chance, edge = self._chance, self.engine.edge
+        while self.num_requests < num_requests:
+            if len(edge.open_samples) < self._max_open:
+                for _ in range(chance.choice((1, 1, 1, 5))):
+                    self._submit()
+            if edge.open_samples and chance.random() < 0.15:
+                some = chance.sample(sorted(edge.open_samples), 1)
+                # An abort may name a sequence that has just ended.
+                self.engine.abort([*some, chance.randrange(1, self._next_id)])
+            if chance.random() < 0.05:
+                self.engine.recall(chance.randint(1, 8))
+            for _ in range(chance.randrange(turns_between)):
+                self.engine.ring.step()
+
+    def _submit(self) -> None:
+        chance, sizes, now_ns = self._chance, self.engine.sizes, self.engine.ring.now_ns
+        n = chance.choice((1, 1, 1, 1, 2, 4))
+        deadline_ns = None
+        if chance.random() < 0.1:
+            deadline_ns = now_ns + chance.randrange(200_000_000)
+        request = make_request(
+            request_id=self._next_id,
+            prompt=self._prompt(),
+            sampling=make_sampling(
+                max_tokens=chance.choice((1, 2, 10, 30, sizes.max_model_len)),
+                stop_token_ids=chance.choice(([], [1], [1, 2, 3])),
+                temperature=chance.choice((0.0, 1.0)),
+                min_tokens=chance.choice((0, 0, 1)),
+                prompt_logprobs=chance.choice((None,) * 9 + (0,)),
+            ),
+            arrival_time_ns=now_ns,
+            seeds=[chance.randrange(2**63) for _ in range(n)],
+            client_key=chance.randrange(3),
+            deadline_ns=deadline_ns,
+            priority=chance.choice((0, 0, 0, -1, 5)),
+            salt=chance.choice(("", "", "", "s", "t")),
+        )
+        self._next_id += n
+        self.num_requests += 1
+        self.engine.submit(request)
+
+    def _prompt(self) -> list[int]:
+        chance, sizes = self._chance, self.engine.sizes
+        trunk = chance.choice(self._trunks)[: chance.randrange(41)]
+        tail = [chance.randrange(sizes.vocab_size) for _ in range(chance.randrange(8))]
+        prompt = (trunk + tail)[: sizes.max_model_len]
+        return prompt or [0]
