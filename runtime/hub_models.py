@@ -23,7 +23,14 @@ def fetch(model: str, *, progress: bool, refresh: bool) -> Path:
     cached = _cached_snapshot(repo_id, revision or None)
     if cached is not None and not refresh and not missing_files(cached):
         return cached
-    snapshot = _download(repo_id, revision or None, progress)
+    try:
+        snapshot = _download(repo_id, revision or None, progress)
+    except ModelError as error:
+        if cached is None or missing_files(cached):
+            raise
+        raise ModelError(
+            f"no newer version of {model} could be fetched, but a complete one is in {cached}: {error}"
+        ) from error
     missing = missing_files(snapshot)
     if missing:
         raise ModelError(
