@@ -1,0 +1,53 @@
+"""Everything that the text edge knows about a model: vocabulary, ends of answers, chat template."""
+
+from dataclasses import dataclass
+
+from pillion.actors.detokenizer.chat_template import ChatTemplate
+from pillion.actors.detokenizer.gguf_tokenizer import (
+    gguf_end_ids,
+    gguf_special_tokens,
+    gguf_tokenizer,
+)
+from pillion.actors.detokenizer.tokenizer import Tokenizer
+from pillion.actors.detokenizer.tokenizer_files import TokenizerFiles
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.gguf_file import GgufFile
+from pillion.runtime.model_source import ModelSource, resolve_model
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """The text side of a model."""
+
+    tokenizer: Tokenizer
+    end_ids: frozenset[int]  # ids that end an answer unless the client ignores them
+    chat_template: ChatTemplate
+
+
+def load_text_model(config: EngineConfig) -> TextModel:
+    """Reads tokenizer and chat template of `config.tokenizer`, else of `config.model`.
+
+    Raises ModelError, naming the file and what is wrong with it.
+    """
+    return read_text_model(resolve_model(config.tokenizer or config.model))
+
+
+def read_text_model(source: ModelSource) -> TextModel:
+    """Reads tokenizer and chat template of a model on disk. Raises ModelError."""
+    if source.kind == "gguf":
+        file = GgufFile(source.path)
+        template = file.string("tokenizer.chat_template")
+        return TextModel(
+            tokenizer=Tokenizer(gguf_tokenizer(file)),
+            end_ids=gguf_end_ids(file),
+            chat_template=ChatTemplate(
+                {} if template is None else {"default": template}, gguf_special_tokens(file)
+            ),
+        )
+    files = TokenizerFiles(source.path)
+    backend = files.tokenizer()
+    return TextModel(
+        tokenizer=Tokenizer(backend),
+        end_ids=files.end_ids(backend),
+        chat_template=ChatTemplate(files.chat_templates(), files.special_tokens()),
+    )
