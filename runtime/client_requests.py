@@ -1,5 +1,6 @@
 """From what a caller writes to the messages of the client protocol, and from refusals to exceptions."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypedDict, TypeVar
 
@@ -84,7 +85,8 @@ def check_sampling_params(params: SamplingParams | None) -> None:
     try:
         params.verify()
     except ValueError as error:
-        raise InvalidRequest(str(error), str(error).split(" ", 1)[0]) from error
+        field = re.match(r"\w+", str(error))  # the message begins with it
+        raise InvalidRequest(str(error), field and field[0]) from error
 
 
 def params_of_each(

@@ -1,0 +1,352 @@
+"""A text edge that speaks the client protocol and misbehaves as its prompts say.
+
+An ordinary prompt is answered with its own words, one token and one chunk each (a request that is not
+streamed: one chunk). Words in capitals make it do something else, see `_answer`.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pillion.messages.codec import (
+    FRAME_HEADER_BYTES,
+    Codec,
+    frame,
+    frame_length,
+    pack_floats,
+    pack_ids,
+    unpack_ids,
+)
+from pillion.messages.inboxes import ClientToDaemon
+from pillion.messages.text import (
+    PROTOCOL_VERSION,
+    CancelRequest,
+    DetokenizeReply,
+    DetokenizeRequest,
+    EmbedRequest,
+    GenerateChunk,
+    GenerateRequest,
+    Hello,
+    RequestFailed,
+    RequestTimes,
+    TokenizeReply,
+    TokenizeRequest,
+    TokenLogprobs,
+    Usage,
+    Welcome,
+)
+
+DEADLINE_S = 10.0
+
+
+class Session:
+    """One connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._codec: Codec[ClientToDaemon] = Codec(ClientToDaemon)
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def send(self, *messages: Any) -> None:
+        for message in messages:
+            self._writer.write(frame(self._codec.encode(message)))
+        await self._writer.drain()
+
+    def send_bytes(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    def hang_up(self) -> None:
+        self._writer.transport.abort()
+
+
+class FakeTextEdge:
+    """Listens on a Unix socket from a thread of its own until `stop`."""
+
+    def __init__(self, path: Path, *, greeting: str = "welcome") -> None:
+        self.path = path
+        self.greeting = greeting
+        self.requests: list[GenerateRequest] = []
+        self.hellos: list[Hello] = []
+        self.cancelled: list[str] = []
+        self.num_refused = 0
+        self.most_in_flight = 0
+        self.num_closed = 0
+        self._changed = threading.Condition()
+        self._sessions: set[Session] = set()
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fake text edge")
+        self._thread.start()
+        assert self._listening.wait(DEADLINE_S)
+
+    def stop(self) -> None:
+        """Hangs up on everybody and ends."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(DEADLINE_S)
+            assert not self._thread.is_alive()
+
+    def hang_up_on_all(self) -> None:
+        """Closes every connection, and goes on listening."""
+
+        def hang_up() -> None:
+            for session in self._sessions:
+                session.hang_up()
+
+        self._loop.call_soon_threadsafe(hang_up)
+
+    def wait(self, what: str, holds: Callable[[], bool]) -> None:
+        """Waits until something has been seen; fails with its name."""
+        with self._changed:
+            assert self._changed.wait_for(holds, DEADLINE_S), f"waited in vain for {what}"
+
+    def _note(self, change: Callable[[], Any]) -> None:
+        with self._changed:
+            change()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_unix_server(self._converse, self.path)
+        self._listening.set()
+        await self._stopping.wait()
+        server.close()
+        for session in self._sessions:
+            session.hang_up()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = Session(writer)
+        self._sessions.add(session)
+        codec: Codec[ClientToDaemon] = Codec(ClientToDaemon)
+        try:
+            while True:
+                length = frame_length(await reader.readexactly(FRAME_HEADER_BYTES))
+                await self._on_message(session, codec.decode(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            self._sessions.discard(session)
+            for task in session.tasks.values():
+                task.cancel()
+            with contextlib.suppress(OSError):
+                writer.close()
+            self._note(lambda: setattr(self, "num_closed", self.num_closed + 1))
+
+    async def _on_message(self, session: Session, message: ClientToDaemon) -> None:
+        match message:
+            case Hello():
+                self.hellos.append(message)
+                await self._greet(session)
+            case GenerateRequest(client_request_id=request_id):
+                task = asyncio.create_task(self._answer(session, message))
+                session.tasks[request_id] = task
+                task.add_done_callback(lambda _: session.tasks.pop(request_id, None))
+                in_flight = sum(len(one.tasks) for one in self._sessions)
+                self.most_in_flight = max(self.most_in_flight, in_flight)
+                self._note(lambda: self.requests.append(message))
+            case CancelRequest(client_request_id=request_id):
+                open_task = session.tasks.get(request_id)
+                if open_task is not None:
+                    open_task.cancel()
+                    await session.send(
+                        GenerateChunk(client_request_id=request_id, index=0, finish_reason="abort")
+                    )
+                self._note(lambda: self.cancelled.append(request_id))
+            case TokenizeRequest(client_request_id=request_id):
+                text = message.prompt or str((message.messages or [{}])[-1].get("content"))
+                await session.send(
+                    TokenizeReply(
+                        client_request_id=request_id,
+                        token_ids=pack_ids(len(word) for word in text.split()),
+                        max_model_len=100,
+                    )
+                )
+            case DetokenizeRequest(client_request_id=request_id):
+                text = " ".join("x" * token_id for token_id in message.token_ids)
+                await session.send(DetokenizeReply(client_request_id=request_id, text=text))
+            case EmbedRequest(client_request_id=request_id):
+                await session.send(
+                    RequestFailed(
+                        client_request_id=request_id,
+                        code="unsupported",
+                        message="this model only generates",
+                    )
+                )
+
+    async def _greet(self, session: Session) -> None:
+        welcome = Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            version="0",
+            model_name="fake",
+            ready=True,
+            max_model_len=100,
+            vocab_size=1000,
+            capabilities=[],
+        )
+        match self.greeting:
+            case "welcome":
+                await session.send(welcome)
+            case "other version":
+                await session.send(
+                    Welcome(**{**_fields(welcome), "protocol_version": PROTOCOL_VERSION + 1})
+                )
+            case "refuse":
+                await session.send(
+                    RequestFailed(
+                        client_request_id="", code="unavailable", message="the daemon is stopping"
+                    )
+                )
+            case "hang up":
+                session.hang_up()
+            case "noise":
+                session.send_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            case "silence":
+                pass
+
+    async def _answer(self, session: Session, request: GenerateRequest) -> None:
+        request_id = request.client_request_id
+        prompt = _text_of(request)
+        command = prompt.split(" ")[0]
+        if command == "REFUSE":
+            await session.send(
+                RequestFailed(
+                    client_request_id=request_id,
+                    code="invalid_request",
+                    message="prompt is not to its liking",
+                    param="prompt",
+                )
+            )
+        elif command == "FULL" and self.num_refused < int(prompt.split(" ")[1]):
+            self.num_refused += 1
+            await session.send(
+                RequestFailed(
+                    client_request_id=request_id,
+                    code="overloaded",
+                    message="2 requests are open, which is all",
+                    retry_after_ms=5,
+                )
+            )
+        elif command in ("GAP", "TWICE"):
+            offset = 5 if command == "GAP" else 0
+            first = GenerateChunk(
+                client_request_id=request_id, index=0, text="a", token_ids=pack_ids([1])
+            )
+            second = GenerateChunk(
+                client_request_id=request_id,
+                index=0,
+                text="b",
+                token_ids=pack_ids([2]),
+                offset=offset,
+                finish_reason="stop",
+            )
+            await session.send(first, second)
+        elif command == "STRANGER":
+            await session.send(
+                GenerateChunk(client_request_id=request_id, index=7, finish_reason="stop")
+            )
+        elif command == "NEVER":
+            await session.send(
+                GenerateChunk(
+                    client_request_id=request_id, index=0, text="so far", token_ids=pack_ids([1])
+                )
+            )
+            await asyncio.Event().wait()
+        elif command == "MUTE":
+            await asyncio.Event().wait()
+        elif command == "HANGUP":
+            session.hang_up()
+        elif command == "NOISE":
+            session.send_bytes(frame(b"\xc1not msgpack"))
+        elif command == "HUGE":
+            session.send_bytes(b"\xff\xff\xff\xff")
+        elif command == "BREAK":
+            await session.send(
+                GenerateChunk(
+                    client_request_id=request_id,
+                    index=0,
+                    text="until here",
+                    token_ids=pack_ids([1]),
+                    finish_reason="error",
+                    error="a NaN in the logits",
+                )
+            )
+        else:
+            await self._echo(session, request, prompt.split())
+
+    async def _echo(self, session: Session, request: GenerateRequest, words: list[str]) -> None:
+        params = request.sampling_params
+        num_samples = params.n if params else 1
+        for index in range(num_samples):
+            pieces = [[word] for word in words] if request.stream else [words]
+            offset = 0
+            for number, piece in enumerate(pieces):
+                last = number == len(pieces) - 1
+                await session.send(
+                    GenerateChunk(
+                        client_request_id=request.client_request_id,
+                        index=index,
+                        text="".join(word + " " for word in piece),
+                        token_ids=pack_ids(len(word) for word in piece),
+                        offset=offset,
+                        finish_reason="stop" if last else None,
+                        prompt_token_ids=(
+                            pack_ids([7, 8, 9])
+                            if request.return_prompt_token_ids and not index and not number
+                            else None
+                        ),
+                        logprobs=_logprobs(piece) if params and params.logprobs else None,
+                        usage=_usage(words) if last and index == num_samples - 1 else None,
+                        times=_TIMES if last and index == num_samples - 1 else None,
+                    )
+                )
+                offset += len(piece)
+                await asyncio.sleep(0)
+
+
+_TIMES = RequestTimes(scheduled_ms=1.0, first_token_ms=2.0, finished_ms=3.0, first_step_ms=0.5)
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+def _text_of(request: GenerateRequest) -> str:
+    if request.prompt is not None:
+        return request.prompt
+    if request.messages is not None:
+        return str(request.messages[-1]["content"])
+    assert isinstance(request.prompt_token_ids, bytes)
+    return " ".join("x" * token_id for token_id in unpack_ids(request.prompt_token_ids))
+
+
+def _usage(words: list[str]) -> Usage:
+    return Usage(
+        prompt_tokens=3,
+        completion_tokens=len(words),
+        cached_tokens=2,
+        cache_miss_reason="short",
+    )
+
+
+def _logprobs(piece: list[str]) -> TokenLogprobs:
+    """The token itself has rank 2; the likeliest is token 0."""
+    return TokenLogprobs(
+        num_top=1,
+        token_ids=pack_ids(token for word in piece for token in (len(word), 0)),
+        logprobs=pack_floats(value for _ in piece for value in (-1.5, -0.5)),
+        ranks=pack_ids(2 for _ in piece),
+        decoded=[text for word in piece for text in (word, "zero")],
+    )
