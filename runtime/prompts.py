@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Final, TypedDict, TypeGuard
 
 from pillion.messages.codec import pack_ids
@@ -145,7 +146,7 @@ def pack_token_ids(values: Any) -> bytes:
 
 
 def _checked_token_id(value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidRequest(
             f"prompt_token_ids must be a list of integers, got {value!r:.80} in it",
             "prompt_token_ids",
@@ -196,5 +197,5 @@ def _is_token_ids(value: Any) -> TypeGuard[Sequence[int]]:
         isinstance(value, Sequence)
         and not isinstance(value, str | bytes)
         and len(value) > 0
-        and hasattr(value[0], "__index__")
+        and isinstance(value[0], Integral)
     )
