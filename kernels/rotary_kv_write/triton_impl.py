@@ -1,0 +1,99 @@
+"""One program per token and head: rotates q or k, and stores k and v where they belong."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rotary_kv_write_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_sin_ptr,
+    kv_ptr,
+    slot_mapping_ptr,
+    out_ptr,
+    q_stride,
+    k_stride,
+    v_stride,
+    cos_sin_stride,
+    kv_block_stride,
+    kv_half_stride,
+    kv_head_stride,
+    NUM_Q_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, DIM)
+    inside = d < HEAD_DIM
+    # Element d of a rotated head needs its partner, half of the rotary dimension away.
+    first = d < HALF
+    rotated = d < 2 * HALF
+    partner = tl.where(first, d + HALF, tl.where(rotated, d - HALF, d))
+    angle = cos_sin_ptr + token * cos_sin_stride + tl.where(first, d, d - HALF)
+    cos = tl.load(angle, mask=rotated, other=1.0)
+    sin = tl.load(angle + HALF, mask=rotated, other=0.0)
+    sin = tl.where(first, -sin, sin)
+    if head < NUM_Q_HEADS:
+        source = q_ptr + token * q_stride + head * HEAD_DIM
+        x = tl.load(source + d, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(source + partner, mask=inside, other=0.0).to(tl.float32)
+        at = out_ptr + (token * NUM_Q_HEADS + head) * HEAD_DIM + d
+        tl.store(at, (x * cos + y * sin).to(out_ptr.dtype.element_ty), mask=inside)
+    else:
+        slot = tl.load(slot_mapping_ptr + token)
+        if slot >= 0:
+            kv_head = head - NUM_Q_HEADS
+            source = k_ptr + token * k_stride + kv_head * HEAD_DIM
+            x = tl.load(source + d, mask=inside, other=0.0).to(tl.float32)
+            y = tl.load(source + partner, mask=inside, other=0.0).to(tl.float32)
+            v = tl.load(v_ptr + token * v_stride + kv_head * HEAD_DIM + d, mask=inside, other=0.0)
+            at = kv_ptr + (slot // BLOCK_SIZE) * kv_block_stride + kv_head * kv_head_stride
+            at += (slot % BLOCK_SIZE) * HEAD_DIM + d
+            tl.store(at, (x * cos + y * sin).to(kv_ptr.dtype.element_ty), mask=inside)
+            tl.store(at + kv_half_stride, v.to(kv_ptr.dtype.element_ty), mask=inside)
+
+
+def rotary_kv_write(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    layer_kv: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """See `pillion.kernels.rotary_kv_write.rotary_kv_write`."""
+    num_tokens, num_q_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
+    if num_tokens:
+        _rotary_kv_write_kernel[(num_tokens, num_q_heads + num_kv_heads)](
+            q,
+            k,
+            v,
+            cos_sin,
+            layer_kv,
+            slot_mapping,
+            out,
+            q.stride(0),
+            k.stride(0),
+            v.stride(0),
+            cos_sin.stride(0),
+            layer_kv.stride(0),
+            layer_kv.stride(1),
+            layer_kv.stride(2),
+            NUM_Q_HEADS=num_q_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            HALF=cos_sin.shape[-1],
+            BLOCK_SIZE=layer_kv.shape[3],
+            DIM=triton.next_power_of_2(head_dim),
+            num_warps=1,
+        )
+    return out
