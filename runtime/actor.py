@@ -118,11 +118,13 @@ def run_actor(context: ActorContext, core: Core[Any], inbox_union: Any) -> int:
     try:
         inbox: Inbox[Any] = Inbox.bind(context.run_dir.inbox(context.name), inbox_union)
         post = Post(context.run_dir)
-        post.send("launcher", actor_ready(context))
-        stats = StatsReporter(context.name, context.epoch, core)
-        ActorLoop(core, inbox, post, stats).run()
-        inbox.close()
-        post.close()
+        try:
+            post.send("launcher", actor_ready(context))
+            stats = StatsReporter(context.name, context.epoch, core)
+            ActorLoop(core, inbox, post, stats).run()
+        finally:
+            inbox.close()
+            post.close()
     except Exception as error:
         report_failure(context, error)
         return 1

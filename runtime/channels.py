@@ -5,6 +5,7 @@ flight is bounded by the protocol, so a send never blocks.
 """
 
 import atexit
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -149,5 +150,12 @@ class Post:
 def _context() -> "zmq.Context[zmq.Socket[bytes]]":
     """The process's ZeroMQ context, ended at exit so that queued messages still leave."""
     context = zmq.Context()
-    atexit.register(context.destroy, linger=LINGER_MS)
+    atexit.register(_end, context)
     return context
+
+
+def _end(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    with warnings.catch_warnings():
+        # After an error sockets are open here, and a warning made an exception would leave them so.
+        warnings.simplefilter("ignore", ResourceWarning)
+        context.destroy(linger=LINGER_MS)

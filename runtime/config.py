@@ -1,6 +1,5 @@
 """The one configuration: TOML file, command line flags and Python arguments are the same fields."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -71,7 +70,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout_s: Annotated[
         float, Meta(description="seconds after which a start that is not ready fails")
     ] = 600.0
-    seed: Annotated[int, Meta(description="seed of requests that bring none")] = 0
+    seed: Annotated[int, Meta(description="base of the seeds of requests that bring none")] = 0
     # Where the model was found on this machine: whoever starts a daemon sets it (runtime/daemon.py).
     model_path: Annotated[str | None, Meta(extra={"internal": True})] = None
 
@@ -114,6 +113,8 @@ def make_config(fields: dict[str, Any], file: Path | None = None) -> EngineConfi
     """
     merged: dict[str, Any] = {}
     if file is not None:
+        import tomllib  # only a start with a file needs it
+
         try:
             merged.update(tomllib.loads(file.read_text()))
         except (OSError, tomllib.TOMLDecodeError) as error:

@@ -78,6 +78,12 @@ class RunDir:
             if path.suffix in (".ipc", ".sock") and stat.S_ISSOCK(path.lstat().st_mode):
                 path.unlink(missing_ok=True)
 
+    def remove(self) -> None:
+        """Removes the directory and its files; the lock must be held."""
+        for path in self.root.iterdir():
+            path.unlink()
+        self.root.rmdir()
+
 
 def run_dir(name: str) -> RunDir:
     """The run directory of the daemon of this name, which need not exist.
