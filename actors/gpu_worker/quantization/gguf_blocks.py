@@ -78,7 +78,7 @@ def _halves(raw: torch.Tensor) -> torch.Tensor:
 
 
 def _split(raw: torch.Tensor, *sizes: int) -> tuple[torch.Tensor, ...]:
-    return raw.split(sizes, dim=1)
+    return raw.split_with_sizes(sizes, dim=1)
 
 
 def _nibbles(raw: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,203 @@
+"""Loads a model: opens its files, decides types, and builds the transformer layer by layer."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pillion.actors.gpu_worker.layers.decoder_layer import (
+    Attention,
+    DecoderLayer,
+    FeedForward,
+    HeadNorms,
+    HeadShape,
+)
+from pillion.actors.gpu_worker.layers.rotary import RotaryEmbedding
+from pillion.actors.gpu_worker.models.checkpoint import Checkpoint
+from pillion.actors.gpu_worker.models.dummy_checkpoint import DummyCheckpoint
+from pillion.actors.gpu_worker.models.gguf_checkpoint import GgufCheckpoint
+from pillion.actors.gpu_worker.models.hf_config import read_hf_config
+from pillion.actors.gpu_worker.models.model_config import DTYPES, ModelConfig
+from pillion.actors.gpu_worker.models.safetensors_checkpoint import SafetensorsCheckpoint
+from pillion.actors.gpu_worker.models.transformer import Transformer
+from pillion.actors.gpu_worker.quantization.builders import LinearBuilder, choose_builder, stack
+from pillion.actors.gpu_worker.quantization.linear import Linear
+from pillion.runtime.config import DtypeName, EngineConfig
+from pillion.runtime.errors import ConfigError
+from pillion.runtime.model_source import ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run."""
+
+    model: Transformer
+    config: ModelConfig
+    dtype: torch.dtype  # of activations; the natural type for the KV cache
+    weights_bytes: int
+
+
+def open_checkpoint(config: EngineConfig, source: ModelSource) -> Checkpoint:
+    """Opens a model's files without reading a weight. Its `config` says how large everything will be.
+
+    Raises ModelError for files that are broken or of a kind that is not supported, and ConfigError if
+    `load_format` doesn't go with the source.
+    """
+    is_gguf = source.kind == "gguf"
+    if config.load_format == "dummy":
+        shape = GgufCheckpoint(source.path).config if is_gguf else read_hf_config(source.path)
+        return DummyCheckpoint(shape, config.seed)
+    if config.load_format == ("safetensors" if is_gguf else "gguf"):
+        raise ConfigError(
+            f"load_format is {config.load_format}, but {source.path} is another format"
+        )
+    return GgufCheckpoint(source.path) if is_gguf else SafetensorsCheckpoint(source.path)
+
+
+def choose_dtype(setting: DtypeName, device: torch.device, config: ModelConfig) -> torch.dtype:
+    """The type of the activations.
+
+    "auto" is float32 on a CPU, where products may still use bfloat16 weights (see AdaptiveLinear); on a
+    CUDA device it is the type of the weights if that has 16 bits, else bfloat16.
+    """
+    if setting != "auto":
+        return DTYPES[setting]
+    if device.type == "cpu":
+        return torch.float32
+    return config.dtype if config.dtype == torch.float16 else torch.bfloat16
+
+
+def load_model(
+    config: EngineConfig,
+    source: ModelSource,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> LoadedModel:
+    """Reads the weights, one tensor after the other: memory peaks at about the weights and one tensor.
+
+    `dtype`: of the activations, None: as `choose_dtype` says. `checkpoint`: what `open_checkpoint` gave.
+    Raises ModelError naming the file and the tensor that is missing, misshapen or unreadable.
+    """
+    if checkpoint is None:
+        checkpoint = open_checkpoint(config, source)
+    shape = checkpoint.config
+    if dtype is None:
+        dtype = choose_dtype(config.dtype, device, shape)
+    is_auto = config.dtype == "auto"
+    builder = choose_builder(dtype, device, num_weights(shape), is_auto=is_auto)
+    with torch.inference_mode():
+        assembly = _Assembly(checkpoint, builder, dtype, device)
+        model = assembly.transformer()
+    return LoadedModel(model, shape, dtype, assembly.num_bytes)
+
+
+def num_weights(config: ModelConfig) -> int:
+    """Numbers in all matrices of the model, embedding table and head included."""
+    heads = 2 * config.num_q_heads + 2 * config.num_kv_heads
+    per_layer = heads * config.head_dim + 3 * config.intermediate_size
+    tables = 1 if config.tie_word_embeddings else 2
+    return config.hidden_size * (config.num_layers * per_layer + tables * config.vocab_size)
+
+
+class _Assembly:
+    """Puts one transformer together."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        builder: LinearBuilder,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_bytes = 0
+        self._checkpoint = checkpoint
+        self._config = checkpoint.config
+        self._builder = builder
+        self._dtype = dtype
+        self._device = device
+        self._linears: list[Linear] = []
+
+    def transformer(self) -> Transformer:
+        config = self._config
+        table_shape = (config.vocab_size, config.hidden_size)
+        table_name = "model.embed_tokens.weight"
+        layers = [self._layer(index) for index in range(config.num_layers)]
+        table = self._tensor(table_name, table_shape, self._builder.embedding_dtype)
+        if config.tie_word_embeddings:
+            head = self._builder.build_tied(table)
+            self._linears.append(head)
+        else:
+            head = self._product(
+                ["lm_head"], [config.vocab_size], config.hidden_size, has_bias=False
+            )
+        final_norm = self._tensor("model.norm.weight", (config.hidden_size,), self._dtype)
+        self._builder.finish()
+        self.num_bytes += sum(linear.num_bytes for linear in self._linears)
+        rotary = RotaryEmbedding(config.rope, config.head_dim, self._device)
+        return Transformer(
+            table, layers, final_norm, head, rotary, config.rms_norm_eps, self._dtype
+        )
+
+    def _layer(self, index: int) -> DecoderLayer:
+        config = self._config
+        hidden, ffn = config.hidden_size, config.intermediate_size
+        q_size = config.num_q_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        prefix = f"model.layers.{index}"
+        qkv = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
+        gate_up = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
+        attention = Attention(
+            qkv=self._product(qkv, [q_size, kv_size, kv_size], hidden, has_bias=config.qkv_bias),
+            output=self._product(
+                [f"{prefix}.self_attn.o_proj"], [hidden], q_size, has_bias=config.output_bias
+            ),
+            heads=HeadShape(config.num_q_heads, config.num_kv_heads, config.head_dim),
+            head_norms=self._head_norms(prefix) if config.qk_norm else None,
+            sliding_window=config.sliding_windows[index],
+            eps=config.rms_norm_eps,
+        )
+        feed_forward = FeedForward(
+            gate_up=self._product(gate_up, [ffn, ffn], hidden, has_bias=config.mlp_bias),
+            down=self._product(
+                [f"{prefix}.mlp.down_proj"], [hidden], ffn, has_bias=config.mlp_bias
+            ),
+        )
+        return DecoderLayer(
+            attention_norm=self._norm(f"{prefix}.input_layernorm", hidden),
+            attention=attention,
+            feed_forward_norm=self._norm(f"{prefix}.post_attention_layernorm", hidden),
+            feed_forward=feed_forward,
+            eps=config.rms_norm_eps,
+        )
+
+    def _head_norms(self, prefix: str) -> HeadNorms:
+        head_dim = self._config.head_dim
+        return HeadNorms(
+            query=self._norm(f"{prefix}.self_attn.q_norm", head_dim),
+            key=self._norm(f"{prefix}.self_attn.k_norm", head_dim),
+        )
+
+    def _norm(self, name: str, size: int) -> torch.Tensor:
+        return self._tensor(f"{name}.weight", (size,), self._dtype)
+
+    def _product(
+        self, names: list[str], out_sizes: list[int], in_size: int, *, has_bias: bool
+    ) -> Linear:
+        """Several matrices that are applied to the same input, as one product."""
+        sizes = list(zip(names, out_sizes, strict=True))
+        parts = [
+            self._checkpoint.tensor(f"{name}.weight", (out_size, in_size))
+            for name, out_size in sizes
+        ]
+        bias = None
+        if has_bias:
+            biases = [self._checkpoint.tensor(f"{name}.bias", (size,)) for name, size in sizes]
+            bias = stack(biases, self._dtype, self._device)
+        linear = self._builder.build(parts, bias)
+        self._linears.append(linear)
+        return linear
+
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        tensor = stack([self._checkpoint.tensor(name, shape)], dtype, self._device)
+        self.num_bytes += tensor.nbytes
+        return tensor

@@ -1,0 +1,219 @@
+"""From the tensors of a checkpoint to products: which form a weight takes on which device."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+
+from pillion.actors.gpu_worker.quantization.adaptive_linear import (
+    AdaptiveLinear,
+    Form,
+    Plan,
+    broken_forms,
+    measure_plans,
+)
+from pillion.actors.gpu_worker.quantization.cpu_forms import (
+    Bfloat16Linear,
+    FourBitLinear,
+    PackedLinear,
+    can_keep_four_bits,
+    can_pack,
+)
+from pillion.actors.gpu_worker.quantization.linear import DenseLinear, Linear
+from pillion.actors.gpu_worker.quantization.stored_tensor import FourBitWeight, StoredTensor
+
+log = logging.getLogger(__name__)
+
+# Forms are compared as soon as so many weights, or so much memory, hold all of theirs.
+_UNDECIDED_WEIGHTS: Final = 40
+_UNDECIDED_BYTES: Final = 512 << 20
+# Of the machine's memory, for all forms of all weights together.
+_MEMORY_SHARE: Final = 0.5
+
+
+class LinearBuilder(Protocol):
+    """Makes the products of one model, in the order in which the model uses them."""
+
+    @property
+    def embedding_dtype(self) -> torch.dtype:
+        """The type of the embedding table, which a tied head shares."""
+
+    def build(self, parts: Sequence[StoredTensor], bias: torch.Tensor | None) -> Linear:
+        """One product with the parts' rows below each other; all parts have the same `in`."""
+
+    def build_tied(self, table: torch.Tensor) -> Linear:
+        """The product with a weight [out, in] that is in memory already and stays there."""
+
+    def finish(self) -> None:
+        """No more products follow."""
+
+
+class DenseBuilder:
+    """One form of every weight, in the type of the activations: always the same product."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.embedding_dtype = dtype
+        self._device = device
+        self._packs = device.type == "cpu" and dtype == torch.float32 and can_pack(dtype)
+
+    def build(self, parts: Sequence[StoredTensor], bias: torch.Tensor | None) -> Linear:
+        """See `LinearBuilder.build`."""
+        weight = stack(parts, self.embedding_dtype, self._device)
+        return PackedLinear(weight, bias) if self._packs else DenseLinear(weight, bias)
+
+    def build_tied(self, table: torch.Tensor) -> Linear:
+        """See `LinearBuilder.build_tied`."""
+        if self._packs:
+            return PackedLinear(table)
+        return DenseLinear(table, owned=False)
+
+    def finish(self) -> None:
+        """See `LinearBuilder.finish`."""
+
+
+class AdaptiveBuilder:
+    """For float32 activations on a CPU whose products may be as exact as bfloat16: the fastest forms.
+
+    The first weights get all forms, these are timed, and all further weights get the fastest ones only.
+    """
+
+    embedding_dtype = torch.bfloat16
+
+    def __init__(self, *, allow_float32: bool) -> None:
+        self._allow_float32 = allow_float32 and can_pack(torch.float32)
+        self._plans: dict[tuple[int, int, tuple[Form, ...]], Plan] = {}
+        self._broken: set[Form] = set()
+        self._checked: set[Form] = {"bfloat16"}
+        self._undecided: list[AdaptiveLinear] = []
+
+    def build(self, parts: Sequence[StoredTensor], bias: torch.Tensor | None) -> Linear:
+        """See `LinearBuilder.build`."""
+        in_features, out_features = parts[0].shape[1], sum(part.shape[0] for part in parts)
+        four_bit = _stack_codes(parts) if can_keep_four_bits(out_features) else None
+        names = self._available(has_codes=four_bit is not None)
+        plan = self._plans.get((in_features, out_features, tuple(sorted(names))))
+        wanted = names if plan is None else [name for name in names if name in plan]
+        dense: dict[torch.dtype, torch.Tensor] = {}
+        forms: dict[Form, Linear] = {}
+        for name in wanted:
+            if name == "four_bit" and four_bit is not None:
+                forms[name] = FourBitLinear(four_bit, bias)
+                continue
+            dtype = torch.float32 if name == "packed_float32" else torch.bfloat16
+            if dtype not in dense:
+                dense[dtype] = stack(parts, dtype, torch.device("cpu"))
+            forms[name] = _form(name, dense[dtype], bias)
+        return self._adaptive(in_features, out_features, forms, plan)
+
+    def build_tied(self, table: torch.Tensor) -> Linear:
+        """See `LinearBuilder.build_tied`."""
+        forms: dict[Form, Linear] = {"bfloat16": Bfloat16Linear(table, owned=False)}
+        for name in self._available(has_codes=False):
+            if name != "bfloat16":
+                weight = table.float() if name == "packed_float32" else table
+                forms[name] = PackedLinear(weight)
+        return self._adaptive(table.shape[1], table.shape[0], forms, None)
+
+    def finish(self) -> None:
+        """See `LinearBuilder.finish`."""
+        self._decide()
+
+    def _available(self, *, has_codes: bool) -> list[Form]:
+        names: list[Form] = ["bfloat16"]
+        if has_codes:
+            names.append("four_bit")
+        if can_pack(torch.bfloat16):
+            names.append("packed_bfloat16")
+        if self._allow_float32:
+            names.append("packed_float32")
+        return [name for name in names if name not in self._broken]
+
+    def _adaptive(
+        self, in_features: int, out_features: int, forms: dict[Form, Linear], plan: Plan | None
+    ) -> AdaptiveLinear:
+        if not self._checked >= forms.keys():
+            for name in broken_forms(forms, in_features):
+                log.warning("%s products are wrong on this machine and not used", name)
+                self._broken.add(name)
+                del forms[name]
+            self._checked |= forms.keys()
+        linear = AdaptiveLinear(in_features, out_features, forms)
+        if plan is not None:
+            linear.follow(plan)
+            return linear
+        self._undecided.append(linear)
+        num_bytes = sum(each.num_bytes for each in self._undecided)
+        if len(self._undecided) >= _UNDECIDED_WEIGHTS or num_bytes >= _UNDECIDED_BYTES:
+            self._decide()
+        return linear
+
+    def _decide(self) -> None:
+        plans = measure_plans(self._undecided)
+        for linear in self._undecided:
+            linear.follow(plans[linear.kind])
+        for (in_features, out_features, _), plan in plans.items():
+            log.info("products %d x %d: %s", out_features, in_features, ", ".join(plan))
+        self._plans |= plans
+        self._undecided = []
+
+
+def choose_builder(
+    dtype: torch.dtype, device: torch.device, num_weights: int, *, is_auto: bool
+) -> LinearBuilder:
+    """How the products of a model with so many weights are made.
+
+    `is_auto`: the user left the type to us, so that on a CPU weights may be rounded to bfloat16.
+    """
+    if device.type != "cpu" or dtype != torch.float32 or not is_auto:
+        return DenseBuilder(dtype, device)
+    # The smaller form beside it takes at most half as much again.
+    float32_bytes = num_weights * 6
+    return AdaptiveBuilder(allow_float32=float32_bytes <= memory_bytes() * _MEMORY_SHARE)
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or of the control group that we run in if that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    try:
+        return min(total, int(limit.read_text()))
+    except (OSError, ValueError):  # no such group, or "max"
+        return total
+
+
+def stack(parts: Sequence[StoredTensor], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The parts' rows below each other, read one part after the other into place."""
+    out = torch.empty(
+        sum(part.shape[0] for part in parts), *parts[0].shape[1:], dtype=dtype, device=device
+    )
+    start = 0
+    for part in parts:
+        part.copy_to(out[start : start + part.shape[0]])
+        start += part.shape[0]
+    return out
+
+
+def _stack_codes(parts: Sequence[StoredTensor]) -> FourBitWeight | None:
+    """The parts' 4-bit codes, None unless all have them."""
+    weights = []
+    for part in parts:
+        weight = part.four_bit()
+        if weight is None:
+            return None
+        weights.append(weight)
+    if len(weights) == 1:
+        return weights[0]
+    return FourBitWeight(
+        torch.cat([each.codes for each in weights]),
+        torch.cat([each.scales for each in weights]),
+        torch.cat([each.offsets for each in weights]),
+    )
+
+
+def _form(name: Form, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    if name == "bfloat16":
+        return Bfloat16Linear(weight, bias)
+    return PackedLinear(weight, bias)

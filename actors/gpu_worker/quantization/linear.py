@@ -1,0 +1,33 @@
+"""A matrix product prepared at load: one class per way of storing the weight, one interface for the model."""
+
+from typing import Protocol
+
+import torch
+from torch.nn.functional import linear
+
+
+class Linear(Protocol):
+    """x W^T + b."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the weight takes, in all its forms."""
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, in] to a new [n, out], of x's type."""
+
+
+class DenseLinear:
+    """The weight as it is, in the type of the activations."""
+
+    # [out, in]; [out]. A weight that is not owned is counted by someone else.
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, owned: bool = True
+    ) -> None:
+        self.num_bytes = weight.nbytes if owned else 0
+        self._weight = weight
+        self._bias = bias
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Linear.apply`."""
+        return linear(x, self._weight, self._bias)

@@ -1,0 +1,32 @@
+"""Every family against transformers' own implementation, in float32."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import Runner, load, random_tokens, reference_logits
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+@pytest.mark.parametrize(
+    "chunk_sizes", [[40], [16, 16, 8], [5, 30, 1, 1, 1, 1, 1], [1] * 40], ids=len
+)
+def test_logits_equal_transformers(family: tuple[Any, Path], chunk_sizes: list[int]) -> None:
+    reference, directory = family
+    tokens = random_tokens(40)
+    logits = Runner(load(directory)).run(0, tokens, chunk_sizes)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, reference_logits(reference, tokens), **TOLERANCE)
+
+
+def test_a_mixed_batch_equals_each_sequence_alone(family: tuple[Any, Path]) -> None:
+    reference, directory = family
+    runner = Runner(load(directory))
+    first, second, third = (random_tokens(30, seed) for seed in range(3))
+    runner.step([(0, first[:20]), (1, second[:13])])
+    decoded, chunk, whole = runner.step([(0, first[20:21]), (1, second[13:20]), (2, third[:9])])
+    for logits, tokens, last in ((decoded, first, 21), (chunk, second, 20), (whole, third, 9)):
+        expected = reference_logits(reference, tokens[:last])[last - len(logits) :]
+        torch.testing.assert_close(logits, expected, **TOLERANCE)
