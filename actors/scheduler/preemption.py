@@ -29,6 +29,8 @@ class Preemption:
         running = self._running
         starving = [sequence for sequence in starving if sequence.phase is Phase.RUNNING]
         if starving:
+            if any(candidate.num_blocks for candidate in self._lookahead.ready):
+                return []  # they are put back first
             rank = starving[0].rank
             lower = [sequence for sequence in running.sequences.values() if sequence.rank > rank]
             missing = sum(running.missing_now(sequence) for sequence in starving)

@@ -103,9 +103,9 @@ class Scheduler:
         commits_left = False
         if self._engine is not None and self._worker_ready:
             planner, ledger = self._engine.planner, self._engine.ledger
-            planner.fill_lookahead()
             while planner.wants_step() and self._send_plan(planner):
                 pass
+            planner.fill_lookahead()
             commits_left = ledger.commit_some()
             planner.reconcile_leases()
         self._measure()
