@@ -79,7 +79,10 @@ class ChatTemplate:
         return continued(text, messages) if continue_final_message else text
 
     def variables(
-        self, messages: Chat, add_generation_prompt: bool, tools: list[dict[str, Any]] | None,
+        self,
+        messages: Chat,
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None,
         arguments: dict[str, Any] | None,
     ) -> dict[str, Any]:
         """What a template of the client's own is rendered with."""
@@ -122,7 +125,8 @@ def template_variables(
     reserved = RESERVED_NAMES.intersection(arguments or ())
     if reserved:
         raise InvalidRequest(
-            f"chat_template_kwargs may not set {', '.join(sorted(reserved))}", "chat_template_kwargs"
+            f"chat_template_kwargs may not set {', '.join(sorted(reserved))}",
+            "chat_template_kwargs",
         )
     return {
         **special_tokens,
@@ -137,7 +141,9 @@ def template_variables(
 def flat_messages(messages: Chat) -> Chat:
     """The messages with content as text. Raises InvalidRequest naming the message that is none."""
     if not messages:
-        raise InvalidRequest("messages must hold at least one message, got an empty list", "messages")
+        raise InvalidRequest(
+            "messages must hold at least one message, got an empty list", "messages"
+        )
     flat: Chat = []
     for index, message in enumerate(messages):
         role = message.get("role")
@@ -202,13 +208,14 @@ def render_guarded(
     try:
         return environment.render_within(template, variables, RENDER_LIMIT_S)
     except TemplateLimitReached as error:
-        raise InvalidRequest(
-            f"rendering the chat was stopped: {error}", "messages"
-        ) from error
+        raise InvalidRequest(f"rendering the chat was stopped: {error}", "messages") from error
     except RecursionError as error:
-        raise InvalidRequest("the messages or the chat template are nested too deeply", "messages") from error
+        raise InvalidRequest(
+            "the messages or the chat template are nested too deeply", "messages"
+        ) from error
     # A template may trip over messages of an unexpected shape in any way that Python code can.
     except Exception as error:
         raise InvalidRequest(
-            f"the chat template refused the messages: {str(error) or type(error).__name__:.500}", "messages"
+            f"the chat template refused the messages: {str(error) or type(error).__name__:.500}",
+            "messages",
         ) from error

@@ -186,9 +186,7 @@ def _merges(file: GgufFile) -> list[tuple[str, str]]:
     return pairs
 
 
-def _merges_of_scores(
-    file: GgufFile, tokens: list[str], types: list[int]
-) -> list[tuple[str, str]]:
+def _merges_of_scores(file: GgufFile, tokens: list[str], types: list[int]) -> list[tuple[str, str]]:
     """SentencePiece joins the pair whose union scores best: all such pairs, the best union first."""
     scores = file.numbers(f"{_PREFIX}.scores")
     if scores is None or len(scores) != len(tokens):
@@ -208,9 +206,7 @@ def _merges_of_scores(
     return [(left, right) for _, left, right in pairs]
 
 
-def _add_marked_tokens(
-    backend: tokenizers.Tokenizer, file: GgufFile, tokens: list[str]
-) -> None:
+def _add_marked_tokens(backend: tokenizers.Tokenizer, file: GgufFile, tokens: list[str]) -> None:
     special: list[AddedToken] = []
     plain: list[AddedToken] = []
     for token, kind in zip(tokens, _token_types(file, len(tokens)), strict=True):
@@ -222,11 +218,12 @@ def _add_marked_tokens(
     backend.add_tokens(plain)
 
 
-def _frame(
-    backend: tokenizers.Tokenizer, file: GgufFile, tokens: list[str], begins: bool
-) -> None:
+def _frame(backend: tokenizers.Tokenizer, file: GgufFile, tokens: list[str], begins: bool) -> None:
     """The special tokens that the model wants in front of and behind a raw prompt."""
-    flags = {"bos": file.boolean(f"{_PREFIX}.add_bos_token"), "eos": file.boolean(f"{_PREFIX}.add_eos_token")}
+    flags = {
+        "bos": file.boolean(f"{_PREFIX}.add_bos_token"),
+        "eos": file.boolean(f"{_PREFIX}.add_eos_token"),
+    }
     bos = _special_id(file, "bos") if (begins if flags["bos"] is None else flags["bos"]) else None
     eos = _special_id(file, "eos") if flags["eos"] else None
     backend.post_processor = framing(

@@ -27,7 +27,7 @@ class TextStream(Protocol):
 class TableText:
     """For tokens that stand for bytes: holds back the bytes of one incomplete character, nothing else."""
 
-    __slots__ = ("_hidden", "_held", "_table")
+    __slots__ = ("_held", "_hidden", "_table")
 
     def __init__(self, table: TokenTable, hidden: frozenset[int]) -> None:
         self._table = table
@@ -39,7 +39,7 @@ class TableText:
         if token_id in self._hidden:
             return ""
         piece = self._table[token_id]
-        if type(piece) is str:
+        if isinstance(piece, str):
             if not self._held:
                 return piece
             piece = piece.encode()

@@ -27,8 +27,25 @@ MAX_NUMBER: Final = 1_000_000  # as an argument, a factor or a width
 _RARE_AND_COSTLY: Final = ("center", "wordwrap", "urlize", "xmlattr", "random", "pprint")
 _WIDE_FORMAT: Final = re.compile(r"%[^%a-zA-Z]*(\d{5}|\*)|\{[^{}]*\d{5}")
 _WRITING_FILTERS: Final = frozenset(
-    ("join", "string", "e", "escape", "forceescape", "urlencode", "trim", "upper", "lower", "title",
-     "capitalize", "striptags", "safe", "wordcount", "truncate", "indent", "replace")
+    (
+        "join",
+        "string",
+        "e",
+        "escape",
+        "forceescape",
+        "urlencode",
+        "trim",
+        "upper",
+        "lower",
+        "title",
+        "capitalize",
+        "striptags",
+        "safe",
+        "wordcount",
+        "truncate",
+        "indent",
+        "replace",
+    )
 )
 _GROWING_METHODS: Final = ("expandtabs", "translate")
 
@@ -74,7 +91,9 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
-    def render_within(self, template: jinja2.Template, variables: dict[str, Any], limit_s: float) -> str:
+    def render_within(
+        self, template: jinja2.Template, variables: dict[str, Any], limit_s: float
+    ) -> str:
         """Renders. Raises TemplateLimitReached after `limit_s` seconds or beyond the limits of size."""
         self._budget.steps = MAX_STEPS
         self._budget.deadline_s = time.monotonic() + limit_s
@@ -93,7 +112,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         """The `~` operator."""
         return self.concat(str(self._finalized(part)) for part in parts)
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]  # a plain function there
+    def concat(self, parts: Iterable[str]) -> str:
         """Joins what a template, a macro or a block has written."""
         written: list[str] = []
         num_chars = 0
@@ -105,7 +124,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         self._budget.spend(1)
         return "".join(written)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Every call in a template."""
         self = __self
         self._budget.spend(1)
@@ -130,15 +149,26 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             _refuse_beyond(len(left) + len(right), MAX_TEXT_CHARS)
         return self._checked(super().call_binop(context, operator, left, right))
 
-    def format_string(
-        self, s: str, args: tuple[Any, ...], kwargs: dict[str, Any], format_func: Any = None
-    ) -> str:
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """What the sandbox makes of `str.format` and `str.format_map`."""
-        self._check_format(s, (*args, *kwargs.values()))
-        return super().format_string(s, args, kwargs, format_func)
+        wrapper = super().wrap_str_format(value)
+        if wrapper is None:
+            return None
+        text: str = value.__self__
+        sandboxed = wrapper
+
+        def guarded(*args: Any, **kwargs: Any) -> str:
+            self._check_format(text, (*args, *kwargs.values()))
+            return sandboxed(*args, **kwargs)
+
+        return guarded
 
     def _generate(
-        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+        self,
+        source: nodes.Template,
+        name: str | None,
+        filename: str | None,
+        defer_init: bool = False,
     ) -> str:
         return super()._generate(_Instrument().visit(source), name, filename, defer_init)
 
@@ -175,7 +205,9 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
     def _check_method(self, text: str, name: str, args: tuple[Any, ...]) -> None:
         if name in _GROWING_METHODS:
             raise TemplateLimitReached(f"the method {name} is not for chat templates")
-        if name == "replace" and len(args) > 1 and isinstance(args[0], str):
+        if name in ("format", "format_map"):
+            self._check_format(text, args)
+        elif name == "replace" and len(args) > 1 and isinstance(args[0], str):
             _refuse_beyond(text.count(args[0]) * len(args[1]), MAX_TEXT_CHARS)
         elif name == "join":
             self._spend_size([text, *args])
@@ -226,7 +258,11 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(indent, int):
             _refuse_beyond(indent, 16)
         return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
         )
 
 
@@ -235,12 +271,12 @@ class _Instrument(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        node.iter = _environment_call("counted", [node.iter], node.lineno)
+        node.iter = _environment_call("counted", node.iter, lineno=node.lineno)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
         self.generic_visit(node)
-        return _environment_call("joined", node.nodes, node.lineno)
+        return _environment_call("joined", *node.nodes, lineno=node.lineno)
 
 
 class _GenerationExtension(Extension):
@@ -253,9 +289,9 @@ class _GenerationExtension(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment_call(name: str, args: list[nodes.Expr], lineno: int) -> nodes.Call:
+def _environment_call(name: str, *args: nodes.Node, lineno: int) -> nodes.Call:
     method = nodes.EnvironmentAttribute(name, lineno=lineno)
-    return nodes.Call(method, args, [], None, None, lineno=lineno)
+    return nodes.Call(method, list(args), [], None, None, lineno=lineno)
 
 
 def _refuse_beyond(size: int, limit: int) -> None:

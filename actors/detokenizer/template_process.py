@@ -16,11 +16,13 @@ import msgspec
 from pillion.actors.detokenizer.chat_template import render_guarded
 from pillion.actors.detokenizer.template_guard import GuardedEnvironment
 from pillion.runtime.errors import InvalidRequest
-from pillion.runtime.process import actor_environment
+from pillion.runtime.process import child_environment
 
 CPU_LIMIT_S: Final = 3
-WALL_LIMIT_S: Final = 10
-MEMORY_LIMIT_BYTES: Final = 1024 * 1024 * 1024  # address space, most of which is code and not touched
+WALL_LIMIT_S: Final = 4
+MEMORY_LIMIT_BYTES: Final = (
+    1024 * 1024 * 1024
+)  # address space, most of which is code and not touched
 MAX_TEMPLATE_CHARS: Final = 256 * 1024
 
 
@@ -45,7 +47,8 @@ def render_apart(source: str, variables: dict[str, Any]) -> str:
     """
     if len(source) > MAX_TEMPLATE_CHARS:
         raise InvalidRequest(
-            f"chat_template may have {MAX_TEMPLATE_CHARS} characters, got {len(source)}", "chat_template"
+            f"chat_template may have {MAX_TEMPLATE_CHARS} characters, got {len(source)}",
+            "chat_template",
         )
     job = TemplateJob(source=source, variables=variables)
     try:
@@ -55,7 +58,7 @@ def render_apart(source: str, variables: dict[str, Any]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=WALL_LIMIT_S,
-            env=actor_environment(),
+            env=child_environment(),
             check=True,
         )
         result = msgspec.msgpack.decode(done.stdout, type=TemplateResult)

@@ -92,7 +92,7 @@ class _Rules:
         elif kind == "Strip" and step["content"] == " " and step["start"] <= 1 and not step["stop"]:
             self.strips_leading_space = step["start"] == 1
         else:
-            return kind == "Fuse"
+            return bool(kind == "Fuse")
         return True
 
     def token_bytes(self, token: str) -> bytes:

@@ -26,9 +26,7 @@ class Tokenizer:
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self._added_ids = frozenset(added)
-        self.special_ids = frozenset(
-            token_id for token_id, token in added.items() if token.special
-        )
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._table = tabulate(backend)
         self._texts: dict[int, str] = {}
         self.max_token_bytes = self._longest_token_bytes()
@@ -99,6 +97,8 @@ class Tokenizer:
         # A byte-level vocabulary spells each byte as one character; added tokens are plain text.
         byte_level = self._table is not None and self._table.is_byte_level
         vocabulary = self._backend.get_vocab(with_added_tokens=False)
-        longest = max((len(token) if byte_level else len(token.encode()) for token in vocabulary), default=1)
+        longest = max(
+            (len(token) if byte_level else len(token.encode()) for token in vocabulary), default=1
+        )
         added = self._backend.get_added_tokens_decoder().values()
         return max([1, longest, *(len(token.content.encode()) for token in added)])

@@ -9,7 +9,14 @@ import tokenizers
 from pillion.actors.detokenizer.gguf_tokenizer import framing
 from pillion.runtime.errors import ModelError
 
-_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+_SPECIAL_TOKENS: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+)
 
 
 class TokenizerFiles:
@@ -26,7 +33,9 @@ class TokenizerFiles:
         if path.is_file():
             try:
                 backend = tokenizers.Tokenizer.from_file(str(path))
-            except Exception as error:  # the library raises plain Exception for anything wrong in the file
+            except (
+                Exception
+            ) as error:  # the library raises plain Exception for anything wrong in the file
                 raise ModelError(f"cannot read {path}: {error}") from error
         else:
             backend = self._converted()

@@ -1,0 +1,146 @@
+"""The event loop that drives the text edge: its inbox, its clients, its threads."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pillion
+from pillion.actors.detokenizer.client_server import ClientServer
+from pillion.actors.detokenizer.job_threads import JobThreads, return_free_memory
+from pillion.actors.detokenizer.prompt_jobs import PromptJob
+from pillion.actors.detokenizer.text_edge import TextEdge
+from pillion.actors.detokenizer.text_model import TextModel, load_text_model
+from pillion.messages.control import StartPhase
+from pillion.messages.inboxes import DetokenizerInbox
+from pillion.runtime.actor import actor_ready
+from pillion.runtime.channels import Inbox, Post
+from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
+from pillion.runtime.process import ActorContext
+from pillion.runtime.stats import StatsReporter
+
+
+class EdgeLoop:
+    """One text edge in its process."""
+
+    def __init__(self, context: ActorContext) -> None:
+        self._context = context
+        self._edge = TextEdge(context.epoch, context.config, pillion.__version__)
+        self._loop = asyncio.get_running_loop()
+        self._inbox: Inbox[Any] = Inbox.bind(context.run_dir.inbox(context.name), DetokenizerInbox)
+        self._post = Post(context.run_dir)
+        self._stats = StatsReporter(context.name, context.epoch, self._edge)
+        self._server = ClientServer(self._edge, self._wake)
+        self._threads = JobThreads(self._loop, self._guarded(self._on_job_done))
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._turn_is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Runs until the edge has finished. Raises what went wrong in any of its parts."""
+        await self._server.listen(self._context.run_dir.client_socket)
+        on_ring = self._guarded(self._on_ring)
+        self._loop.add_reader(self._inbox.fileno(), on_ring)
+        self._post.send("launcher", actor_ready(self._context))
+        on_ring()  # the descriptor tells of changes only, and some may have come before it was watched
+        self._load_model()
+        try:
+            await self._ended
+        finally:
+            self._loop.remove_reader(self._inbox.fileno())
+            await self._server.close()
+            self._inbox.close()
+            self._post.close()
+
+    def _guarded(self, function: Callable[..., None]) -> Callable[..., None]:
+        """An event loop logs an exception of a callback and goes on; here it ends the actor."""
+
+        def guarded(*args: Any) -> None:
+            try:
+                function(*args)
+            except Exception as error:
+                if not self._ended.done():
+                    self._ended.set_exception(error)
+
+        return guarded
+
+    def _load_model(self) -> None:
+        started_ns = now_ns()
+        loading: Future[TextModel] = Future()
+
+        def load() -> None:
+            try:
+                loading.set_result(load_text_model(self._context.config))
+            except Exception as error:
+                loading.set_exception(error)
+            return_free_memory()
+
+        def loaded() -> None:
+            self._edge.on_model(loading.result())
+            duration_ms = (now_ns() - started_ns) / NS_PER_MS
+            phase = StartPhase(
+                actor=self._context.name,
+                epoch=self._context.epoch,
+                phase="tokenizer",
+                duration_ms=duration_ms,
+            )
+            self._post.send("launcher", phase)
+            self._turn()
+
+        guarded = self._guarded(loaded)
+        loading.add_done_callback(lambda _: self._loop.call_soon_threadsafe(guarded))
+        threading.Thread(target=load, name="tokenizer", daemon=True).start()
+
+    def _on_ring(self) -> None:
+        now = now_ns()
+        for message in self._inbox.drain():
+            self._edge.on_message(message, now)
+        self._turn()
+
+    def _on_job_done(self, job: PromptJob) -> None:
+        self._edge.on_job_done(job)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Asks for a turn after everything that this turn of the loop brings."""
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._guarded(self._turn))
+
+    def _turn(self) -> None:
+        edge = self._edge
+        self._turn_is_due = False
+        now = now_ns()
+        deadline_ns = edge.tick(now)
+        for destination, message in edge.outgoing:
+            self._post.send(destination, message)
+        edge.outgoing.clear()
+        self._server.send(edge.sessions.replies)
+        edge.sessions.replies.clear()
+        self._server.hang_up(edge.sessions.hang_ups)
+        edge.sessions.hang_ups.clear()
+        for job in edge.jobs:
+            self._threads.submit(job)
+        edge.jobs.clear()
+        stats, again_ns = self._stats.report(now)
+        if stats is not None:
+            self._post.send("launcher", stats)
+        if again_ns is not None:
+            deadline_ns = again_ns if deadline_ns is None else min(deadline_ns, again_ns)
+        self._set_timer(deadline_ns, now)
+        if edge.finished and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _set_timer(self, deadline_ns: int | None, now: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline_ns is not None:
+            delay_s = max(deadline_ns - now, 0) / NS_PER_S
+            self._timer = self._loop.call_later(delay_s, self._wake)
+
+
+async def run_edge(context: ActorContext) -> None:
+    """Runs the text edge of this process to its end."""
+    await EdgeLoop(context).run()

@@ -1,0 +1,132 @@
+"""Requests and samples from their arrival until their last chunk is on its way."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from pillion.actors.detokenizer.client_sessions import Session
+from pillion.actors.detokenizer.incremental import TextStream
+from pillion.actors.detokenizer.logprob_columns import LogprobRow, PromptLogprobTable
+from pillion.actors.detokenizer.stop_strings import StopMatcher
+from pillion.messages.ids import FinishReason, RequestId, SequenceId
+from pillion.messages.requests import NewRequest
+from pillion.messages.sampling import SamplingParams
+from pillion.messages.text import DetokenizeRequest, GenerateRequest, TokenizeRequest
+
+
+class OpenSample:
+    """One answer: all its tokens, and its text as far as it is certain."""
+
+    __slots__ = (
+        "dirty",
+        "error",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "matcher",
+        "num_sent",
+        "pieces",
+        "request",
+        "sequence_id",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
+
+    def __init__(self, request: "OpenRequest", index: int) -> None:
+        self.request = request
+        self.index = index
+        self.sequence_id: SequenceId = request.request_id + index
+        self.token_ids: array[int] = array("i")
+        self.num_sent = 0  # tokens that the client has
+        self.text: TextStream | None = None
+        self.matcher: StopMatcher | None = None
+        self.pieces: list[str] = []  # text that the client does not have yet
+        self.logprobs: list[LogprobRow] = []  # of tokens that the client does not have yet
+        self.dirty = False
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+
+    def take(self, token_id: int) -> str | None:
+        """One more token. Returns the stop string that its text completes, if any."""
+        self.token_ids.append(token_id)
+        if self.text is None:
+            return None
+        piece = self.text.push(token_id)
+        if not piece:
+            return None
+        return self._take_text(piece)
+
+    def take_silent(self, token_id: int) -> None:
+        """One more token whose text the client shall not see: the stop token."""
+        self.token_ids.append(token_id)
+
+    def end_text(self) -> str | None:
+        """No token follows: what was held back becomes text. Returns a stop string that this completes."""
+        if self.text is None:
+            return None
+        tail = self.text.flush()
+        stop = self._take_text(tail) if tail else None
+        if stop is None and self.matcher is not None:
+            self.pieces.append(self.matcher.flush())
+        return stop
+
+    def _take_text(self, piece: str) -> str | None:
+        # Before min_tokens nothing may end the answer, so nothing is looked for.
+        if self.matcher is None or len(self.token_ids) <= self.request.params.min_tokens:
+            self.pieces.append(piece)
+            return None
+        certain, stop = self.matcher.push(piece)
+        if certain:
+            self.pieces.append(certain)
+        if stop is not None and self.request.params.include_stop_str_in_output:
+            self.pieces.append(stop)
+        return stop
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """A request that the edge has accepted."""
+
+    request_id: RequestId
+    session: Session
+    message: GenerateRequest | None  # until the prompt is tokenized
+    client_request_id: str
+    params: SamplingParams
+    stream: bool
+    arrival_ns: int
+    deadline_ns: int | None
+    priority: int
+    cache_salt: str
+    size_bytes: int  # of its frame
+    samples: list[OpenSample] = field(default_factory=list)
+    # As the scheduler got it; None until then.
+    admitted: NewRequest | None = None
+    user_stop_ids: frozenset[int] = frozenset()
+    num_running: int = 0  # samples that are not over
+    num_unsent: int = 0  # samples whose last chunk the client does not have
+    return_prompt_token_ids: bool = False
+    # What goes into the first chunk; that chunk waits until the table is full.
+    prompt_logprobs: PromptLogprobTable | None = None
+    first_sent: bool = False
+    num_cached_tokens: int = 0
+    miss_reason: str = ""
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    first_step_ns: int = 0
+    finished_ns: int = 0
+
+    @property
+    def waits_for_prompt(self) -> bool:
+        """Whether nothing may be sent because prompt log-probabilities are still to come."""
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.complete
+
+
+@dataclass(slots=True, eq=False)
+class OpenQuestion:
+    """A client asks for tokens or text and not for an answer of the model."""
+
+    request_id: int  # in the same numbering, so that a job's id says whose it is
+    session: Session
+    message: TokenizeRequest | DetokenizeRequest
+    size_bytes: int
