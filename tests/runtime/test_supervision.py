@@ -1,0 +1,127 @@
+"""The child table: ends of children as one line, and children that nothing can end."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pillion.messages.control import ActorFailed
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.paths import DaemonLock, RunDir
+from pillion.runtime.supervision import ACTORS, ActorSpec, Child, Supervisor
+
+SLEEPER = "import signal; signal.pause()"
+
+
+@pytest.fixture
+def lock(run_dir: RunDir) -> Iterator[DaemonLock]:
+    run_dir.config.write_bytes(EngineConfig(model="fake").to_json())
+    lock = DaemonLock.acquire(run_dir)
+    yield lock
+    lock.release()
+
+
+def spec(name: str, script: str) -> ActorSpec:
+    return ActorSpec(name, (sys.executable, "-c", script))
+
+
+def test_the_table_names_every_actor() -> None:
+    assert [actor.name for actor in ACTORS] == [
+        "kv_manager",
+        "scheduler",
+        "detokenizer",
+        "gpu_worker",
+    ]
+    assert ACTORS[0].command == (sys.executable, "-P", "-m", "pillion.actors.kv_manager.process")
+
+
+@pytest.mark.parametrize(
+    ("script", "state", "ending"),
+    [
+        ("", "exited", "exited with code 0"),
+        ("raise SystemExit(5)", "failed", "exited with code 5"),
+        ("import os; os.kill(os.getpid(), 11)", "failed", "was killed by SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 40)", "failed", "was killed by signal 40"),
+    ],
+)
+async def test_how_a_child_ended(
+    run_dir: RunDir, lock: DaemonLock, script: str, state: str, ending: str
+) -> None:
+    ended: list[Child] = []
+    supervisor = Supervisor([spec("a", script)], run_dir, lock.descriptor, ended.append)
+    supervisor.start()
+    child = supervisor.children["a"]
+    assert child.how_it_ended() == f"a (pid {child.pid}) fails"
+    assert await supervisor.wait_gone([child], 10) == []
+    assert ended == [child]
+    assert child.state == state
+    assert child.how_it_ended() == f"a (pid {child.pid}) {ending}"
+    child.failure = ActorFailed(actor="a", epoch=1, message="ValueError: x", details="")
+    assert child.how_it_ended() == f"a (pid {child.pid}) {ending}: ValueError: x"
+    supervisor.close()
+
+
+async def test_children_stop_in_reverse_order_and_die_when_killed(
+    run_dir: RunDir, lock: DaemonLock
+) -> None:
+    specs = [spec(name, SLEEPER) for name in "abc"]
+    supervisor = Supervisor(specs, run_dir, lock.descriptor, lambda child: None)
+    supervisor.start()
+    assert [child.name for child in supervisor.stopping_order()] == ["c", "b", "a"]
+    supervisor.kill([supervisor.children["b"]])
+    await supervisor.wait_gone([supervisor.children["b"]], 5)
+    assert [child.name for child in supervisor.stopping_order()] == ["c", "a"]
+    supervisor.kill(supervisor.stopping_order())
+    assert await supervisor.wait_gone(supervisor.children.values(), 5) == []
+    supervisor.close()
+
+
+async def test_waiting_for_a_child_that_nothing_ends_has_a_deadline(
+    run_dir: RunDir, lock: DaemonLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor([spec("a", SLEEPER)], run_dir, lock.descriptor, lambda child: None)
+    supervisor.start()
+    child = supervisor.children["a"]
+    with monkeypatch.context() as driver_that_hangs:
+        driver_that_hangs.setattr(child.process, "kill", lambda: None)
+        supervisor.kill([child])
+        async with asyncio.timeout(2):
+            assert await supervisor.wait_gone([child], 0.1) == [child]
+    supervisor.kill([child])
+    assert await supervisor.wait_gone([child], 5) == []
+    supervisor.close()
+
+
+async def test_an_exit_status_that_is_withheld_does_not_hold_up_the_supervisor(
+    run_dir: RunDir, lock: DaemonLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is traced by a stopped debugger is dead, and yet it cannot be waited for."""
+    supervisor = Supervisor([spec("a", SLEEPER)], run_dir, lock.descriptor, lambda child: None)
+    supervisor.start()
+    child = supervisor.children["a"]
+    with monkeypatch.context() as debugger:
+        debugger.setattr(child.process, "poll", lambda: None)
+        child.process.send_signal(signal.SIGKILL)
+        assert await supervisor.wait_gone([child], 5) == []
+        assert child.how_it_ended().endswith("ended, and its exit status cannot be read")
+    assert child.process.wait(5) == -signal.SIGKILL
+    supervisor.close()
+
+
+async def test_closing_ends_whoever_lives(run_dir: RunDir, lock: DaemonLock) -> None:
+    script = "from pillion.runtime.process import enter; enter('a'); import signal; signal.pause()"
+    supervisor = Supervisor([spec("a", script)], run_dir, lock.descriptor, lambda child: None)
+    supervisor.start()
+    child = supervisor.children["a"]
+    supervisor.close()
+    assert await supervisor.wait_gone([child], 10) == []
+
+
+async def test_a_command_that_does_not_exist_raises(run_dir: RunDir, lock: DaemonLock) -> None:
+    missing = ActorSpec("a", ("/nonexistent/python",))
+    supervisor = Supervisor([missing], run_dir, lock.descriptor, lambda child: None)
+    with pytest.raises(OSError, match="nonexistent"):
+        supervisor.start()
+    supervisor.close()
