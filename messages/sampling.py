@@ -5,7 +5,8 @@ resolves it (token ids of bad words, end-of-sequence ids, budget, seed) into a `
 all that scheduler and worker ever see.
 """
 
-import math
+import copy
+import numbers
 from typing import Any, Final, Self
 
 import msgspec
@@ -28,9 +29,10 @@ MAX_END_TOKEN_IDS: Final = MAX_STOP_TOKEN_IDS + 32
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How the answer to one prompt is sampled.
 
-    temperature 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 switch a filter off. `max_tokens`
-    None means as many as fit. `seed` makes a request repeatable whatever else runs beside it.
-    Raises ValueError (from `verify`) with the field's name and its limits.
+    temperature 0 is greedy, and so is anything below 1e-5. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 switch
+    a filter off. `max_tokens` None means as many as fit. `seed` makes a request repeatable whatever else
+    runs beside it; -1 is the same as None. Raises TypeError for an unknown name, and ValueError (from
+    `verify`) with the field's name and its limits.
     """
 
     n: int = 1
@@ -70,10 +72,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
     def clone(self) -> Self:
         """A deep copy."""
-        return msgspec.convert(msgspec.to_builtins(self), type(self), strict=False)
+        return copy.deepcopy(self)
 
     def verify(self) -> None:
-        """Raises ValueError for the first field whose value makes no sense for any model."""
+        """Raises ValueError for the first field whose value makes no sense for any model.
+
+        Numbers of other libraries (NumPy's) and tuples become Python's numbers and lists first.
+        """
+        self._normalize()
         _integer("n", self.n, 1, MAX_N)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -93,14 +99,39 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             raise ValueError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.prompt_logprobs is not None:
-            _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value == -1:
+                raise ValueError(
+                    f"{name}=-1 (every token) is not supported, at most {MAX_LOGPROBS}"
+                )
+            if value is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
         if self.truncate_prompt_tokens is not None:
             _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
         self._verify_flags()
         self._verify_lists()
+
+    def _normalize(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if type(value) is not float:
+                setattr(self, name, _plain_number(value))
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                setattr(self, name, _plain_integer(value))
+        for name in _LISTS:
+            values = getattr(self, name)
+            if isinstance(values, list | tuple):
+                setattr(self, name, [_plain_integer(value) for value in values])
+        if isinstance(self.logit_bias, dict):
+            self.logit_bias = {
+                _plain_integer(token_id): _plain_number(bias)
+                for token_id, bias in self.logit_bias.items()
+            }
+        if isinstance(self.seed, int) and self.seed == -1:
+            self.seed = None
 
     def _verify_flags(self) -> None:
         for name in (
@@ -114,17 +145,25 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r:.80}")
 
     def _verify_lists(self) -> None:
-        _strings("stop", self.stop_strings, MAX_STOP_STRINGS)
+        if self.stop is not None:
+            if not isinstance(self.stop, str | list):
+                raise ValueError(
+                    f"stop must be a string or a list of strings, got {_shown(self.stop)}"
+                )
+            _strings("stop", self.stop_strings, MAX_STOP_STRINGS)
         if self.stop_strings and not self.detokenize:
             raise ValueError("stop needs detokenize=True: stop strings are found in the text")
-        _strings("bad_words", self.bad_words or [], MAX_BAD_WORDS)
+        if self.bad_words is not None:
+            _strings("bad_words", self.bad_words, MAX_BAD_WORDS)
         _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _token_ids("allowed_token_ids", self.allowed_token_ids, None)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids must name at least one token, got an empty list")
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
-                raise ValueError("logit_bias must map token ids to numbers")
+                raise ValueError(
+                    f"logit_bias must map token ids to numbers, got {_shown(self.logit_bias)}"
+                )
             _token_ids("logit_bias", list(self.logit_bias), MAX_LOGIT_BIAS)
             for token_id, bias in self.logit_bias.items():
                 _number(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
@@ -164,28 +203,74 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         )
 
 
+_NUMBERS: Final = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "min_p",
+)
+_INTEGERS: Final = (
+    "n",
+    "top_k",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+)
+_LISTS: Final = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
+
+
+def _plain_number(value: Any) -> Any:
+    """A Python float, if the value is a real number that fits one; else the value itself."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return value
+
+
+def _plain_integer(value: Any) -> Any:
+    """A Python int, if the value is an integer of another library; else the value itself."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        return value
+    return int(value)
+
+
+def _shown(value: Any) -> str:
+    """The value for an error message, in a few words whatever its size."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return f"{value!r:.80}"
+
+
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be an integer, got {value!r:.80}")
+        raise ValueError(f"{name} must be an integer, got {_shown(value)}")
     if not low <= value <= high:
-        raise ValueError(f"{name} must be between {low} and {high}, got {value!r:.80}")
+        raise ValueError(f"{name} must be between {low} and {high}, got {_shown(value)}")
 
 
 def _number(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} must be a number, got {value!r:.80}")
-    if not math.isfinite(value) or not low <= value <= high:
-        raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value!r:.80}")
+        raise ValueError(f"{name} must be a number, got {_shown(value)}")
+    # Not a number lies between no two numbers.
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be between {low:g} and {high:g}, got {_shown(value)}")
 
 
 def _strings(name: str, values: Any, most: int) -> None:
     if not isinstance(values, list):
-        raise ValueError(f"{name} must be a string or a list of strings")
+        raise ValueError(f"{name} must be a list of strings, got {_shown(values)}")
     if len(values) > most:
         raise ValueError(f"{name} takes at most {most} strings, got {len(values)}")
     for value in values:
         if not isinstance(value, str) or not value:
-            raise ValueError(f"{name} takes non-empty strings, got {value!r:.80}")
+            raise ValueError(f"{name} takes non-empty strings, got {_shown(value)}")
         if len(value) > MAX_STOP_STRING_CHARS:
             raise ValueError(
                 f"{name} takes strings of at most {MAX_STOP_STRING_CHARS} characters, got {len(value)}"
@@ -196,9 +281,9 @@ def _token_ids(name: str, values: Any, most: int | None) -> None:
     if values is None:
         return
     if not isinstance(values, list):
-        raise ValueError(f"{name} must be a list of token ids")
+        raise ValueError(f"{name} must be a list of token ids, got {_shown(values)}")
     if most is not None and len(values) > most:
         raise ValueError(f"{name} takes at most {most} token ids, got {len(values)}")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise ValueError(f"{name} takes token ids from 0 up, got {value!r:.80}")
+            raise ValueError(f"{name} takes token ids from 0 up, got {_shown(value)}")

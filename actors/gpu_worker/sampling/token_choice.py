@@ -32,7 +32,8 @@ class TokenChoice:
         # Seeds are 64 bits, whether the edge counts them as signed or not.
         seed = (sampling.seed + 2**63) % 2**64 - 2**63
         self._integers.write(slot, (top_k, seed))
-        self._is_sampled_np[slot] = sampling.temperature >= MIN_TEMPERATURE
+        # Compared as the device will: in float32.
+        self._is_sampled_np[slot] = self._shape.host_np[slot, 0] >= np.float32(MIN_TEMPERATURE)
         self._is_filtered_np[slot] = self._is_sampled_np[slot] and (
             sampling.min_p > 0.0 or top_k < self._vocab_size or sampling.top_p < 1.0
         )
