@@ -309,8 +309,8 @@ def test_tokens_and_text(client: Client) -> None:
 
 
 def test_wrong_calls(client: Client) -> None:
-    with pytest.raises(TypeError, match="unexpected argument 'temprature'"):
-        client.generate("a", temprature=1)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="unexpected argument 'heat'"):
+        client.generate("a", heat=1)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="one prompt"):
         client.generate(["a"], stream=True)  # type: ignore[call-overload]
     with pytest.raises(InvalidRequest, match="exactly one of"):

@@ -65,7 +65,7 @@ def test_keywords() -> None:
         ({}, "exactly one of", "prompt"),
         ({"prompt": None}, "exactly one of", "prompt"),
         ({"prompt": 1}, "must be a string", "prompt"),
-        ({"promt": "a"}, "not 'promt'", "promt"),
+        ({"prompt_text": "a"}, "not 'prompt_text'", "prompt_text"),
         ({"prompt": "a", "messages": HELLO}, "exactly one of", "prompt"),
         ({"prompt": "a", "cache_salt": 1}, "cache_salt must be", "cache_salt"),
         ({"prompt_token_ids": "abc"}, "list of integers", "prompt_token_ids"),

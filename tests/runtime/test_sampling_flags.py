@@ -111,8 +111,8 @@ def test_settings_that_a_person_types(name: str, text: str, value: Any) -> None:
 
 
 def test_settings_that_are_none() -> None:
-    with pytest.raises(InvalidRequest, match=r"no setting 'temprature'; there are .*temperature"):
-        parse_setting("temprature", "1")
+    with pytest.raises(InvalidRequest, match=r"no setting 'heat'; there are .*temperature"):
+        parse_setting("heat", "1")
     with pytest.raises(InvalidRequest, match="no setting 'detokenize'"):
         parse_setting("detokenize", "false")
     with pytest.raises(InvalidRequest, match="temperature cannot be 'hot'"):
