@@ -15,7 +15,7 @@ from pillion.runtime.commands import doctor
 from pillion.runtime.health_checks import Finding, check_machine, version_key
 from pillion.runtime.paths import DaemonLock, RunDir
 
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
 @pytest.fixture(autouse=True)
