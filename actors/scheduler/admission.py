@@ -9,6 +9,7 @@ from pillion.actors.scheduler.running import Running
 from pillion.actors.scheduler.sequence import Sequence
 from pillion.actors.scheduler.step_budget import missing_blocks
 
+# Sequences that may be admitted before an earlier one that does not fit.
 MAX_PASSED: Final = 32
 
 
@@ -16,8 +17,9 @@ class Admission:
     """Admits candidates in order when there is a slot and blocks for all their known tokens.
 
     The whole prompt's blocks are reserved at once, so that prompts do not take each other's last blocks
-    halfway. One that does not fit now lets smaller ones pass, about MAX_PASSED of them. Then the door is
-    closed until it fits, which it will: whatever runs ends, and what could never fit was refused.
+    halfway. One that does not fit now lets smaller ones of its own priority pass, about MAX_PASSED of
+    them. Then the door is closed until it fits, which it will: whatever runs ends, and what could never
+    fit was refused. Those with a higher priority number do not pass; they would be preempted for it.
     """
 
     def __init__(
@@ -34,14 +36,19 @@ class Admission:
         slots = self._running.num_free_slots
         blocks = self._leases.num_free - self._running.headroom_blocks
         fitting: list[Sequence] = []
+        misfit: Sequence | None = None
         for candidate in self._lookahead.ready:
             if len(fitting) == slots:
+                break
+            if misfit is not None and candidate.request.priority > misfit.request.priority:
                 break
             missing = self.missing_blocks(candidate)
             if missing <= blocks:
                 blocks -= missing
                 fitting.append(candidate)
-            elif candidate.num_passed >= MAX_PASSED:
+                continue
+            misfit = misfit or candidate
+            if candidate.num_passed >= MAX_PASSED:
                 break
         return fitting
 
