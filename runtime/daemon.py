@@ -122,7 +122,6 @@ def _output_to_log(directory: RunDir, foreground: bool) -> Iterator[None]:
     follower = None
     if foreground:
         follower = LogFollower(directory.log, offset, os.fdopen(saved[1], "wb", 0, closefd=False))
-        follower.start()
     try:
         yield
     finally:

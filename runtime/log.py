@@ -1,5 +1,6 @@
 """The log of a daemon: every process appends lines to one file, and others follow it."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -69,27 +70,25 @@ def tail_offset(path: Path, num_lines: int) -> int:
     return 0
 
 
+def copy_new(log: BinaryIO, out: BinaryIO) -> None:
+    """Copies what has been appended since the last call."""
+    while data := log.read(_COPY_BYTES):
+        out.write(data)
+        out.flush()
+
+
 class LogFollower:
-    """Copies what is appended to a log to a stream.
+    """Copies what is appended to a log to a stream, in a thread: a blocked terminal holds up nobody else.
 
     Looking ten times a second is cheaper to own than inotify and costs about a thousandth of a core.
     """
 
     def __init__(self, path: Path, offset: int, out: BinaryIO) -> None:
-        self._file = path.open("rb")
-        self._file.seek(offset)
+        self._path = path
+        self._offset = offset
         self._out = out
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log follower", daemon=True)
-
-    def copy(self) -> None:
-        """Copies what is new."""
-        while data := self._file.read(_COPY_BYTES):
-            self._out.write(data)
-            self._out.flush()
-
-    def start(self) -> None:
-        """Goes on copying in a thread of its own, so that a blocked terminal holds up nobody else."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
@@ -98,9 +97,9 @@ class LogFollower:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        try:
+        # An error means that the terminal or pipe is gone; the log itself is in the file.
+        with contextlib.suppress(OSError), self._path.open("rb") as log:
+            log.seek(self._offset)
             while not self._closing.wait(FOLLOW_INTERVAL_S):
-                self.copy()
-            self.copy()
-        except OSError:
-            pass  # the terminal or pipe is gone; the log itself is in the file
+                copy_new(log, self._out)
+            copy_new(log, self._out)

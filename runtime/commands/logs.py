@@ -5,7 +5,7 @@ import sys
 import time
 
 from pillion.runtime.errors import DaemonUnavailable
-from pillion.runtime.log import FOLLOW_INTERVAL_S, LogFollower, tail_offset
+from pillion.runtime.log import FOLLOW_INTERVAL_S, copy_new, tail_offset
 from pillion.runtime.paths import daemon_pid, run_dir
 
 
@@ -26,9 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"no daemon named {arguments.name!r} has run (looked in {directory.root})"
         )
     offset = tail_offset(directory.log, max(0, arguments.lines))
-    follower = LogFollower(directory.log, offset, sys.stdout.buffer)
-    follower.copy()
-    while arguments.follow and daemon_pid(directory) is not None:
-        time.sleep(FOLLOW_INTERVAL_S)
-        follower.copy()
+    with directory.log.open("rb") as log:
+        log.seek(offset)
+        copy_new(log, sys.stdout.buffer)
+        while arguments.follow and daemon_pid(directory) is not None:
+            time.sleep(FOLLOW_INTERVAL_S)
+            copy_new(log, sys.stdout.buffer)
     return 0

@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Finds the model first, so that a wrong name or a failed download is told at once."""
-    fields = {
-        field.name: getattr(arguments, field.name, None)
-        for field in msgspec.structs.fields(EngineConfig)
-    }
-    config = make_config(fields, arguments.config)
+    config = make_config(given_fields(arguments), arguments.config)
     refuse_if_running(run_dir(config.name))
     config = locate_model(config, progress=sys.stderr.isatty())
     if not arguments.daemon:
@@ -53,6 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"try: pillion chat{option}")
     print(f"     pillion status{option}, pillion logs{option}, pillion stop{option}")
     return 0
+
+
+def given_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The configuration's fields as given on the command line; None for those that were not."""
+    names = (field.name for field in msgspec.structs.fields(EngineConfig))
+    return {name: getattr(arguments, name, None) for name in names}
 
 
 def _add_flag(group: Any, field: Any, kind: Any, help_text: str) -> None:
