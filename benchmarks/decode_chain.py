@@ -128,7 +128,7 @@ class Chain:
             BLOCK_N=bn, NORM=norm, GATED=gated, BIAS=False, RESIDUAL=res, **common)
 
     def attention(self, layer, pdl=False, block_t=64, warps=4, stages=2):
-        from pillion.kernels.decode_attention import triton_impl as t
+        from pillion.kernels.paged_attention import triton_decode as t
 
         s = self.s
         kv = self.kv[:, layer]

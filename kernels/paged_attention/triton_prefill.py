@@ -1,0 +1,156 @@
+"""Attention of prefill rows: a block of one sequence's queries against its paged keys and values.
+
+Scores are softmaxed on the way (arXiv 2205.14135). Blocks that every query of the program sees take no mask; the
+causal border and the window's edge do.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _tile(
+    q, k_base, v_base, table, t0, seq_len, positions, top, total, acc, scale_log2, kv_block_stride,
+    d_mask, WINDOW: tl.constexpr, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One block of keys and values taken into the running softmax."""
+    t = t0 + tl.arange(0, BLOCK_N)
+    inside = t < seq_len
+    block = tl.load(table + t // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    at = block * kv_block_stride + (t % BLOCK_SIZE) * HEAD_DIM
+    mask = inside[:, None] & d_mask[None, :]
+    k = tl.load(k_base + at[:, None], mask=mask, other=0.0)
+    s = tl.dot(q, k.T) * scale_log2
+    if MASKED:
+        seen = inside[None, :] & (t[None, :] <= positions[:, None])
+        if WINDOW > 0:
+            seen = seen & (t[None, :] > positions[:, None] - WINDOW)
+        s = tl.where(seen, s, float("-inf"))
+    new_top = tl.maximum(top, tl.max(s, axis=1))
+    # A row that has seen nothing yet keeps -inf; 0 in its place avoids inf - inf.
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    p = tl.exp2(s - base[:, None])
+    keep = tl.exp2(top - base)
+    v = tl.load(v_base + at[:, None], mask=mask, other=0.0)
+    acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None])
+    return new_top, total * keep + tl.sum(p, axis=1), acc
+
+
+@triton.jit
+def _prefill_attention_kernel(
+    q_ptr,
+    kv_ptr,
+    block_table_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    out_ptr,
+    scale_log2,
+    first_row,
+    q_stride,
+    table_stride,
+    kv_block_stride,
+    kv_half_stride,
+    kv_head_stride,
+    NUM_Q_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # The last queries of a row have most to do: they start first.
+    m_block = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    row = first_row + tl.program_id(2)
+    start = tl.load(query_start_ptr + row)
+    query_len = tl.load(query_start_ptr + row + 1) - start
+    m0 = m_block * BLOCK_M
+    if m0 >= query_len:
+        return
+    seq_len = tl.load(seq_lens_ptr + row)
+    first_position = seq_len - query_len + m0
+    m = m0 + tl.arange(0, BLOCK_M)
+    positions = seq_len - query_len + m
+    d = tl.arange(0, PADDED_DIM)
+    d_mask = d < HEAD_DIM
+    mask = (m < query_len)[:, None] & d_mask[None, :]
+    tokens = (start + m).to(tl.int64)
+    q = tl.load(
+        q_ptr + tokens[:, None] * q_stride + head * HEAD_DIM + d[None, :], mask=mask, other=0.0
+    )
+    table = block_table_ptr + row.to(tl.int64) * table_stride
+    k_base = kv_ptr + (head // GROUP) * kv_head_stride + d[None, :]
+    v_base = k_base + kv_half_stride
+    top = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, PADDED_DIM), dtype=tl.float32)
+    end = tl.minimum(seq_len, first_position + BLOCK_M)
+    if WINDOW > 0:
+        begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        plain = begin
+    else:
+        begin = 0
+        plain = (first_position + 1) // BLOCK_N * BLOCK_N
+    for t0 in tl.range(begin, plain, BLOCK_N, num_stages=STAGES):
+        top, total, acc = _tile(
+            q, k_base, v_base, table, t0, seq_len, positions, top, total, acc, scale_log2,
+            kv_block_stride, d_mask, WINDOW, False, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
+        )  # fmt: skip
+    for t0 in tl.range(plain, end, BLOCK_N, num_stages=STAGES):
+        top, total, acc = _tile(
+            q, k_base, v_base, table, t0, seq_len, positions, top, total, acc, scale_log2,
+            kv_block_stride, d_mask, WINDOW, True, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
+        )  # fmt: skip
+    at = out_ptr + (tokens[:, None] * NUM_Q_HEADS + head) * HEAD_DIM + d[None, :]
+    tl.store(at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    layer_kv: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    first_row: int,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int | None,
+) -> None:
+    """Attention of the rows from `first_row` on. Writes: out, at their tokens."""
+    _, num_q_heads, head_dim = q.shape
+    num_rows = seq_lens.shape[0] - first_row
+    wide = head_dim > 64
+    block_m = 128 if max_query_len > 64 else 64 if max_query_len > 16 else 16
+    _prefill_attention_kernel[(triton.cdiv(max_query_len, block_m), num_q_heads, num_rows)](
+        q,
+        layer_kv,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        out,
+        scale * _LOG2_E,
+        first_row,
+        q.stride(0),
+        block_table.stride(0),
+        layer_kv.stride(0),
+        layer_kv.stride(1),
+        layer_kv.stride(2),
+        NUM_Q_HEADS=num_q_heads,
+        GROUP=num_q_heads // layer_kv.shape[2],
+        HEAD_DIM=head_dim,
+        PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_SIZE=layer_kv.shape[3],
+        WINDOW=sliding_window or 0,
+        BLOCK_M=block_m,
+        BLOCK_N=64,
+        STAGES=2 if wide else 3,
+        num_warps=8 if wide and block_m == 128 else 4,
+    )
