@@ -11,6 +11,7 @@ from memory_ring import Pace, RingSimulation
 from pillion.actors.kv_manager.kv_manager import KvManager
 from pillion.actors.scheduler.scheduler import Scheduler
 from pillion.messages.blocks import RecallLease
+from pillion.messages.control import EngineGeometry, PeerRestarted
 from pillion.messages.inboxes import (
     DetokenizerInbox,
     KvManagerInbox,
@@ -53,37 +54,17 @@ class Engine:
         self.ring = RingSimulation(seed, pace)
         self.edge = FakeEdge(self.model)
         self.kv_manager = KvManager(1, sizes.enable_prefix_caching)
-        self.worker = FakeWorker(
-            self.model,
-            sizes.max_num_seqs,
-            sizes.num_blocks,
-            sizes.block_size,
-            sizes.steps_in_flight,
-        )
-        self.scheduler = Scheduler(
-            1,
-            EngineConfig(
-                model="fake",
-                max_repeat=sizes.max_repeat,
-                steps_in_flight=sizes.steps_in_flight,
-                enable_prefix_caching=sizes.enable_prefix_caching,
-            ),
-        )
+        self.worker = self._new_worker(epoch=1)
+        self.scheduler = self._new_scheduler(epoch=1)
         self.ring.add("scheduler", self.scheduler, SchedulerInbox)
         self.ring.add("kv_manager", self.kv_manager, KvManagerInbox)
         self.ring.add("gpu_worker", self.worker, WorkerInbox)
         self.ring.add("detokenizer", self.edge, DetokenizerInbox)
         self._verify_every = verify_every
+        self._num_counted = 0  # samples that an earlier scheduler has counted
         self.ring.after_turn = self._after_turn
-        geometry = fake_geometry(
-            self.model,
-            sizes.max_num_seqs,
-            sizes.max_num_batched_tokens,
-            sizes.num_blocks,
-            sizes.block_size,
-        )
         for actor in ("scheduler", "kv_manager", "detokenizer"):
-            self.ring.send("launcher", actor, geometry)
+            self.ring.send("launcher", actor, self._geometry(epoch=1))
 
     def submit(self, request: NewRequest) -> None:
         """The edge sends a request."""
@@ -101,6 +82,32 @@ class Engine:
             "kv_manager", "scheduler", RecallLease(epoch=1, group=0, num_blocks=num_blocks)
         )
 
+    def restart_scheduler(self) -> None:
+        """The scheduler dies; the worker ends its grant; another one gets what the edge has."""
+        self.ring.remove("scheduler")
+        self.ring.settle(max_turns=10_000)
+        self._num_counted = len(self.edge.samples) - len(self.edge.open_samples)
+        self.scheduler = self._new_scheduler(epoch=2)
+        self.ring.add("scheduler", self.scheduler, SchedulerInbox)
+        for actor in ("kv_manager", "gpu_worker", "detokenizer"):
+            self.ring.send("launcher", actor, PeerRestarted(actor="scheduler", epoch=2))
+        self.ring.send("launcher", "scheduler", self._geometry(epoch=1))
+        self.edge.admit_again()
+        self.ring.wake("detokenizer")
+
+    def restart_worker(self) -> None:
+        """The worker dies with its memory; all that it has sent arrives; another one takes its place."""
+        self.ring.remove("gpu_worker")
+        self.ring.settle(max_turns=10_000)
+        for actor in ("kv_manager", "scheduler", "detokenizer"):
+            self.ring.send("launcher", actor, PeerRestarted(actor="gpu_worker", epoch=2))
+        # Loading takes longer than the news of the restart.
+        self.ring.settle(max_turns=10_000)
+        self.worker = self._new_worker(epoch=2)
+        self.ring.add("gpu_worker", self.worker, WorkerInbox)
+        for actor in ("kv_manager", "scheduler", "detokenizer"):
+            self.ring.send("launcher", actor, self._geometry(epoch=2))
+
     def finish(self, max_turns: int = 200_000) -> None:
         """Runs until every sample has ended and all is quiet, and checks that nothing is left anywhere."""
         self.ring.run(lambda: not self.edge.open_samples, max_turns)
@@ -108,8 +115,9 @@ class Engine:
         self.check_nothing_left()
 
     def check_nothing_left(self) -> None:
-        """No request, slot or block is in use. Raises InvariantBroken."""
+        """Every sample has ended, nothing is in use, nobody read what it must not. Raises InvariantBroken."""
         self.kv_manager.verify()
+        self._check_sharing()
         free, leased, referenced, cached = self.kv_manager.groups[0].pool.counts
         left = {
             "open samples": len(self.edge.open_samples),
@@ -118,15 +126,62 @@ class Engine:
             "referenced blocks": referenced,
             "leased blocks that the scheduler does not have": leased - self.num_free_leased,
             "owed blocks": self.kv_manager.groups[0].num_owed,
+            "samples that are not counted": self._num_uncounted(),
             "lost blocks": self.sizes.num_blocks - free - leased - referenced - cached,
         }
         if any(left.values()):
             raise InvariantBroken(f"left behind: { {name: n for name, n in left.items() if n} }")
 
+    def _num_uncounted(self) -> int:
+        counters = self.scheduler.counters
+        ended = sum(int(n) for name, n in counters.items() if name.startswith("finished_"))
+        return len(self.edge.samples) - self._num_counted - ended - int(counters["rejected"])
+
+    def _check_sharing(self) -> None:
+        """KV is shared within a salt only, and within a request only if there is no prefix cache."""
+        for reader, writer in self.worker.shared:
+            one, other = self.edge.samples[reader], self.edge.samples[writer]
+            if one.salt != other.salt:
+                raise InvariantBroken(f"sequence {reader} ({one.salt!r}) read {other.salt!r}")
+            if not self.sizes.enable_prefix_caching and one.request_id != other.request_id:
+                raise InvariantBroken(f"sequence {reader} read sequence {writer} without a cache")
+
     @property
     def num_free_leased(self) -> int:
         """Leased blocks that the scheduler has given to no sequence."""
         return int(self.scheduler.gauges["leased_blocks"])
+
+    def _new_worker(self, epoch: int) -> FakeWorker:
+        sizes = self.sizes
+        return FakeWorker(
+            self.model,
+            sizes.max_num_seqs,
+            sizes.num_blocks,
+            sizes.block_size,
+            sizes.steps_in_flight,
+            epoch=epoch,
+        )
+
+    def _new_scheduler(self, epoch: int) -> Scheduler:
+        sizes = self.sizes
+        config = EngineConfig(
+            model="fake",
+            max_repeat=sizes.max_repeat,
+            steps_in_flight=sizes.steps_in_flight,
+            enable_prefix_caching=sizes.enable_prefix_caching,
+        )
+        return Scheduler(epoch, config)
+
+    def _geometry(self, epoch: int) -> EngineGeometry:
+        sizes = self.sizes
+        return fake_geometry(
+            self.model,
+            sizes.max_num_seqs,
+            sizes.max_num_batched_tokens,
+            sizes.num_blocks,
+            sizes.block_size,
+            epoch,
+        )
 
     def _after_turn(self, name: str) -> None:
         if self.ring.num_turns % self._verify_every == 0:
@@ -146,10 +201,10 @@ class RandomLoad:
             [self._chance.randrange(engine.sizes.vocab_size) for _ in range(40)] for _ in range(3)
         ]
 
-    def run(self, num_requests: int, turns_between: int = 30) -> None:
-        """Submits so many requests while the engine runs, and aborts some; the last ones are still open."""
-        chance, edge = self._chance, self.engine.edge
-        while self.num_requests < num_requests:
+    def run(self, num_messages: int, turns_between: int = 30) -> None:
+        """Submits requests, and aborts some, until so many messages have passed; the last are still open."""
+        chance, edge, ring = self._chance, self.engine.edge, self.engine.ring
+        while ring.num_messages < num_messages:
             if len(edge.open_samples) < self._max_open:
                 for _ in range(chance.choice((1, 1, 1, 5))):
                     self._submit()
@@ -157,10 +212,10 @@ class RandomLoad:
                 some = chance.sample(sorted(edge.open_samples), 1)
                 # An abort may name a sequence that has just ended.
                 self.engine.abort([*some, chance.randrange(1, self._next_id)])
-            if chance.random() < 0.05:
+            if edge.num_tokens and chance.random() < 0.05:
                 self.engine.recall(chance.randint(1, 8))
             for _ in range(chance.randrange(turns_between)):
-                self.engine.ring.step()
+                ring.step()
 
     def _submit(self) -> None:
         chance, sizes, now_ns = self._chance, self.engine.sizes, self.engine.ring.now_ns

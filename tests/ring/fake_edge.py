@@ -27,6 +27,7 @@ from pillion.runtime.errors import InvariantBroken
 class EdgeSample:
     """One sample as its client sees it."""
 
+    request_id: RequestId
     salt: str
     prompt: list[int]
     expected: list[int]  # what the model answers alone
@@ -35,9 +36,8 @@ class EdgeSample:
     token_ids: list[int] = field(default_factory=list)
     outcome: str | None = None  # a FinishReason or "rejected"
     closed_by: set[str] = field(default_factory=set)  # who said that it is over
-    num_scheduled: int = 0
     num_cached_tokens: int = 0
-    miss_reason: str = ""
+    miss_reason: str | None = None  # None: not scheduled yet
 
 
 class FakeEdge:
@@ -48,16 +48,16 @@ class FakeEdge:
         self.finished = False
         self.samples: dict[SequenceId, EdgeSample] = {}
         self.open_samples: set[SequenceId] = set()
-        self.num_samples: dict[RequestId, int] = {}
+        self.requests: dict[RequestId, NewRequest] = {}
         self.num_tokens = 0
         self._model = model
         self._epoch = epoch
-        self._last_step_id = -1
+        self._last_step = (1, -1)  # the worker's epoch, step
 
     def submit(self, request: NewRequest) -> None:
         """Sends a request to the scheduler at the next tick."""
         prompt = unpack_ids(request.prompt_token_ids)
-        self.num_samples[request.request_id] = request.n
+        self.requests[request.request_id] = request
         for sample in range(request.n):
             sampling: TokenSampling = replace(request.sampling, seed=request.seeds[sample])
             expected, finish = self._model.alone(prompt, sampling)
@@ -65,6 +65,7 @@ class FakeEdge:
             if reason is None:
                 raise InvariantBroken("the fake model has not finished")
             self.samples[request.request_id + sample] = EdgeSample(
+                request_id=request.request_id,
                 salt=request.cache_salt,
                 prompt=prompt,
                 expected=expected,
@@ -73,6 +74,22 @@ class FakeEdge:
             )
             self.open_samples.add(request.request_id + sample)
         self.outgoing.append(("scheduler", request))
+
+    def admit_again(self) -> None:
+        """Sends every open request to a new scheduler, with what it has produced so far."""
+        for request in self.requests.values():
+            ids = range(request.request_id, request.request_id + request.n)
+            if self.open_samples.isdisjoint(ids):
+                continue
+            samples = [self.samples[sequence_id] for sequence_id in ids]
+            again = replace(
+                request,
+                produced_token_ids=[pack_ids(sample.token_ids) for sample in samples],
+                finished=[index for index, sample in enumerate(samples) if sample.outcome],
+            )
+            for sample in samples:
+                sample.miss_reason = None
+            self.outgoing.append(("scheduler", again))
 
     def abort(self, sequence_ids: list[SequenceId]) -> None:
         """Gives up samples; those that are over already may be among them."""
@@ -96,10 +113,7 @@ class FakeEdge:
             case RequestClosed():
                 self._on_closed(message, now_ns)
             case RequestScheduled():
-                sample = self.samples[message.sequence_id]
-                sample.num_scheduled += 1
-                sample.num_cached_tokens = message.num_cached_tokens
-                sample.miss_reason = message.miss_reason
+                self._on_scheduled(message)
             case Shutdown():
                 self.finished = True
             case EngineGeometry() | PeerRestarted() | Drain():
@@ -114,9 +128,10 @@ class FakeEdge:
         return None
 
     def _on_step_output(self, output: StepOutput) -> None:
-        if output.step_id != self._last_step_id + 1:
-            raise InvariantBroken(f"step {output.step_id} follows step {self._last_step_id}")
-        self._last_step_id = output.step_id
+        epoch, step_id = self._last_step
+        if (output.epoch, output.step_id) not in ((epoch, step_id + 1), (epoch + 1, 0)):
+            raise InvariantBroken(f"step {output.step_id} follows step {step_id}")
+        self._last_step = (output.epoch, output.step_id)
         tokens = iter(unpack_ids(output.token_ids))
         rows = zip(
             unpack_int64(output.sequence_ids),
@@ -151,11 +166,19 @@ class FakeEdge:
             self._close(sequence_id, finish, "worker")
 
     def _on_rejected(self, message: RequestRejected) -> None:
-        n = self.num_samples[message.request_id]
+        n = self.requests[message.request_id].n
         for sequence_id in range(message.request_id, message.request_id + n):
-            if self.samples[sequence_id].num_scheduled:
+            if self.samples[sequence_id].miss_reason is not None:
                 raise InvariantBroken(f"sequence {sequence_id} had started: {message}")
             self._close(sequence_id, "rejected", "rejection")
+
+    def _on_scheduled(self, message: RequestScheduled) -> None:
+        sample = self.samples[message.sequence_id]
+        num_known = len(sample.prompt) + len(sample.token_ids)
+        if sample.miss_reason is not None or message.num_cached_tokens >= num_known:
+            raise InvariantBroken(f"{message} for {sample}")
+        sample.num_cached_tokens = message.num_cached_tokens
+        sample.miss_reason = message.miss_reason
 
     def _on_closed(self, message: RequestClosed, now_ns: int) -> None:
         sample = self.samples[message.sequence_id]
