@@ -69,7 +69,7 @@ def test_a_blocked_terminal_does_not_hold_up_the_end(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb", 0) as out:
         follower = LogFollower(path, 0, out)
-            follower.close(0.2)  # returns although nobody reads
+        follower.close(0.2)  # returns although nobody reads
         while len(os.read(reading, 1 << 16)) == 1 << 16:  # lets the thread go
             pass
         follower.close(5)
