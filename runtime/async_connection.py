@@ -98,17 +98,15 @@ class AsyncConnection(asyncio.Protocol):
         self._sinks.pop(request_id, None)
 
     def cancel(self, request_id: str) -> None:
-        """Forgets a request and has the daemon end it. Never raises; may be called from any thread."""
-        if self._lost is not None or self._loop.is_closed():
-            return
-        try:
-            running = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            running = False
-        if running:
-            self._cancel_here(request_id)
-        else:
-            self._loop.call_soon_threadsafe(self._cancel_here, request_id)
+        """Forgets a request and has the daemon end it. Never raises: a lost connection cancels too."""
+        self.forget(request_id)
+        if self._lost is None and self._transport is not None:
+            self._transport.write(encode_frame(CancelRequest(client_request_id=request_id)))
+
+    def cancel_soon(self, request_id: str) -> None:
+        """As `cancel`, from a destructor, which may run on any thread and in the middle of a write."""
+        if self._lost is None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.cancel, request_id)
 
     def close(self) -> None:
         """Ends the connection; the daemon cancels what is open."""
@@ -140,11 +138,6 @@ class AsyncConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Called by asyncio."""
         self._writable.set()
-
-    def _cancel_here(self, request_id: str) -> None:
-        self.forget(request_id)
-        if self._lost is None and self._transport is not None:
-            self._transport.write(encode_frame(CancelRequest(client_request_id=request_id)))
 
     def _abandon_after_fork(self) -> None:
         # Only the descriptor may be touched: the transport's own close would reach into the parent's

@@ -111,4 +111,4 @@ class AsyncRequestStream:
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):
-            self.close()
+            self._connection.cancel_soon(self._request_id)

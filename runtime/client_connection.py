@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,10 @@ class Connection:
         """Connects and greets. Raises DaemonUnavailable after `timeout_s` at the latest."""
         self._codec: Codec[DaemonToClient] = Codec(DaemonToClient)
         self._frames = FrameBuffer()
+        # Shared without a lock: a garbage collector may drop a stream, and so cancel its request, in the
+        # middle of anything. Each change is one operation of a dict or deque.
         self._sinks: dict[str, Sink] = {}
-        self._sinks_lock = threading.Lock()
+        self._to_cancel: deque[str] = deque()
         self._send_lock = threading.Lock()
         self._lost: str | None = None
         self._socket = open_socket(path, timeout_s)
@@ -122,11 +125,11 @@ class Connection:
     def submit(self, request_id: str, message: msgspec.Struct, sink: Sink) -> None:
         """Sends a request whose replies go to `sink` until `forget`. Raises DaemonUnavailable."""
         data = encode_frame(message)
-        with self._sinks_lock:
+        self._sinks[request_id] = sink
+        try:
+            # Looked at after the sink is there: either we see the end or the end sees the sink.
             if self._lost is not None:
                 raise DaemonUnavailable(self._lost)
-            self._sinks[request_id] = sink
-        try:
             self._send(data)
         except BaseException:
             self.forget(request_id)
@@ -134,8 +137,7 @@ class Connection:
 
     def forget(self, request_id: str) -> None:
         """Drops whatever else comes for a request."""
-        with self._sinks_lock:
-            self._sinks.pop(request_id, None)
+        self._sinks.pop(request_id, None)
 
     def cancel(self, request_id: str) -> None:
         """Forgets a request and has the daemon end it. Never raises: a lost connection cancels too."""
@@ -146,6 +148,12 @@ class Connection:
             except PillionError:
                 pass
 
+    def cancel_soon(self, request_id: str) -> None:
+        """As `cancel`, from a destructor: if a frame is just being sent, its sender sends this one too."""
+        self.forget(request_id)
+        self._to_cancel.append(request_id)
+        self._send_cancels()
+
     def close(self) -> None:
         """Ends the connection; the daemon cancels what is open."""
         self._end("the client was closed")
@@ -154,9 +162,9 @@ class Connection:
         # This is the child's copy. Closing the descriptor is all that may be done to it: the connection
         # is the parent's. Locks may have been held by threads that do not exist here.
         self._lost = "the connection belongs to the parent process"
-        self._sinks_lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._sinks = {}
+        self._to_cancel.clear()
         self._socket.close()
 
     def _greet(
@@ -215,17 +223,32 @@ class Connection:
 
     def _send(self, data: bytes) -> None:
         """Sends a whole frame or ends the connection: half a frame would garble all that follow."""
-        view = memoryview(data)
         with self._send_lock:
+            self._send_all(data)
+        self._send_cancels()
+
+    def _send_cancels(self) -> None:
+        while self._to_cancel and self._lost is None and self._send_lock.acquire(blocking=False):
             try:
-                while view:
-                    view = view[self._send_some(view) :]
-            except OSError as error:
-                self._end(f"the connection to the daemon was lost: {error}")
-                raise DaemonUnavailable(self._lost or str(error)) from error
-            except BaseException:  # an interrupt: how much was sent is not known
-                self._end("sending to the daemon was interrupted")
-                raise
+                while self._to_cancel:
+                    message = CancelRequest(client_request_id=self._to_cancel.popleft())
+                    self._send_all(encode_frame(message))
+            except PillionError:
+                return  # the connection has ended, and that cancels too
+            finally:
+                self._send_lock.release()
+
+    def _send_all(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._send_some(view) :]
+        except OSError as error:
+            self._end(f"the connection to the daemon was lost: {error}")
+            raise DaemonUnavailable(self._lost or str(error)) from error
+        except BaseException:  # an interrupt: how much was sent is not known
+            self._end("sending to the daemon was interrupted")
+            raise
 
     def _send_some(self, view: memoryview) -> int:
         try:
@@ -238,18 +261,20 @@ class Connection:
             return 0
 
     def _end(self, reason: str) -> None:
-        with self._sinks_lock:
-            if self._lost is not None:
-                return
-            self._lost = reason
-            sinks, self._sinks = self._sinks, {}
+        if self._lost is not None:
+            return
+        self._lost = reason
         # Wakes the reading thread, which closes the socket, and any sender. To close it here would not wake
         # them, and the descriptor's number could be somebody else's while they still use it.
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
-        for sink in sinks.values():
+        while self._sinks:
+            try:
+                _, sink = self._sinks.popitem()
+            except KeyError:
+                return  # another thread ends the connection too
             sink(ConnectionLost(reason))
 
 

@@ -106,4 +106,4 @@ class RequestStream:
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):
-            self.close()
+            self._connection.cancel_soon(self._request_id)
