@@ -21,6 +21,7 @@ class OpenSample:
         "error",
         "finish_reason",
         "index",
+        "last_sent",
         "logprobs",
         "matcher",
         "num_sent",
@@ -43,6 +44,7 @@ class OpenSample:
         self.pieces: list[str] = []  # text that the client does not have yet
         self.logprobs: list[LogprobRow] = []  # of tokens that the client does not have yet
         self.dirty = False
+        self.last_sent = False  # the last chunk is on its way
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None

@@ -112,6 +112,7 @@ class RequestBook:
         request = sample.request
         if (
             sample.dirty
+            or sample.last_sent
             or (not request.stream and sample.finish_reason is None)
             or request.waits_for_prompt
         ):
@@ -159,6 +160,7 @@ class RequestBook:
         text, sample.pieces = "".join(sample.pieces), []
         sample.dirty = False
         if finished:
+            sample.last_sent = True
             request.num_unsent -= 1
         is_first, request.first_sent = not request.first_sent, True
         is_last = request.num_unsent == 0
