@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,7 +18,13 @@ from pillion.runtime.client_requests import RequestOptions, generate_requests
 from pillion.runtime.config import EngineConfig, make_config
 from pillion.runtime.daemon import DaemonProcess, locate_model, start_daemon
 from pillion.runtime.daemon_tokenizer import DaemonTokenizer
-from pillion.runtime.errors import ConfigError, InvalidRequest, RequestError
+from pillion.runtime.errors import (
+    ConfigError,
+    DaemonUnavailable,
+    InvalidRequest,
+    PillionError,
+    RequestError,
+)
 from pillion.runtime.llm_arguments import engine_fields
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
@@ -25,6 +32,7 @@ from pillion.runtime.request_progress import RequestProgress
 
 # The daemon gives up by itself after start_timeout_s and says why; this is for a launcher that does not.
 _START_SLACK_S: Final = 10.0
+_LOG_TAIL_BYTES: Final = 4096
 
 
 class LLM:
@@ -46,9 +54,10 @@ class LLM:
         try:
             daemon.wait_ready(self.config.start_timeout_s + _START_SLACK_S)
             self._client = Client(daemon.directory.client_socket, client_name="LLM")
-        except BaseException:
-            daemon.stop()
-            daemon.close()
+        except BaseException as error:
+            if isinstance(error, PillionError):
+                _note_log(error, daemon)
+            _remove_daemon(daemon)
             raise
         self._daemon = daemon
         self._shutdown = weakref.finalize(self, _end_daemon, self._client, daemon, os.getpid())
@@ -168,15 +177,36 @@ class LLM:
         # Nobody else asks this daemon, so it has room for what it may queue.
         window = max(1, self.config.max_queued_requests)
         with RequestProgress(len(requests), use_tqdm) as progress:
-            return self._client.run_batch(requests, window=window, on_finished=progress.add)
+            try:
+                return self._client.run_batch(requests, window=window, on_finished=progress.add)
+            except DaemonUnavailable as error:
+                _note_log(error, self._daemon)
+                raise
 
 
 def _end_daemon(client: Client, daemon: DaemonProcess, owner_pid: int) -> None:
     if os.getpid() != owner_pid:
         return  # a forked child ends: the daemon is its parent's
     client.close()
+    _remove_daemon(daemon)
+
+
+def _remove_daemon(daemon: DaemonProcess) -> None:
     daemon.stop()
     daemon.close()
+    # A daemon that has failed leaves its directory, for its log. Nobody could name this one to read it.
+    shutil.rmtree(daemon.directory.root, ignore_errors=True)
+
+
+def _note_log(error: PillionError, daemon: DaemonProcess) -> None:
+    """Puts the end of the daemon's log under the error: it is gone when the daemon is removed."""
+    try:
+        with daemon.directory.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            tail = log.read().decode(errors="replace")
+    except OSError:
+        return
+    error.add_note(f"The daemon's log ends so:\n{tail.rstrip()}")
 
 
 _living: "weakref.WeakSet[LLM]" = weakref.WeakSet()

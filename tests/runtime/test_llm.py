@@ -16,7 +16,13 @@ import pillion
 from pillion import LLM, SamplingParams
 from pillion.runtime import llm as llm_module
 from pillion.runtime.config import EngineConfig
-from pillion.runtime.errors import ConfigError, InvalidRequest, PillionError, RequestError
+from pillion.runtime.errors import (
+    ConfigError,
+    DaemonUnavailable,
+    InvalidRequest,
+    PillionError,
+    RequestError,
+)
 from pillion.runtime.paths import RunDir
 
 
@@ -33,6 +39,7 @@ class FakeDaemonProcess:
     def wait_ready(self, timeout_s: float | None = None) -> None:
         self.calls.append("wait_ready")
         if self.error is not None:
+            self.directory.log.write_text("a traceback of it")
             raise PillionError(self.error)
 
     def stop(self) -> None:
@@ -231,9 +238,20 @@ def test_a_dropped_llm_ends_its_daemon(daemons: list[FakeDaemonProcess]) -> None
 
 
 def test_a_daemon_that_does_not_start(daemons: list[FakeDaemonProcess]) -> None:
-    with pytest.raises(PillionError, match="ran out of luck"):
+    with pytest.raises(PillionError, match="ran out of luck") as caught:
         LLM("unlucky")
+    assert caught.value.__notes__ == ["The daemon's log ends so:\na traceback of it"]
     assert daemons[0].calls == ["wait_ready", "stop", "close"]
+    assert not daemons[0].directory.root.exists()
+
+
+def test_a_daemon_that_dies(llm: LLM, daemons: list[FakeDaemonProcess]) -> None:
+    daemons[0].directory.log.write_text("x" * 9000 + "the last word\n")
+    with pytest.raises(DaemonUnavailable) as caught:
+        llm.generate(["MUTE", "HANGUP"], use_tqdm=False)
+    (note,) = caught.value.__notes__
+    assert note.endswith("xthe last word")
+    assert len(note) < 5000
 
 
 def test_arguments_reach_the_configuration(daemons: list[FakeDaemonProcess]) -> None:
