@@ -1,0 +1,90 @@
+"""`pillion status`: what a person reads."""
+
+import msgspec
+
+from pillion.messages.control import ActorStatus, DaemonStatus, EngineGeometry, KvGroupGeometry
+from pillion.runtime.commands.status import describe
+
+GEOMETRY = EngineGeometry(
+    epoch=1,
+    model_name="fake",
+    architecture="FakeForCausalLM",
+    device="cpu",
+    dtype="float32",
+    vocab_size=100,
+    max_model_len=128,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    kv_groups=[
+        KvGroupGeometry(
+            kind="full_attention", num_layers=2, num_blocks=32, block_size_tokens=16, block_bytes=4
+        )
+    ],
+    weights_bytes=3 << 20,
+    kv_bytes=5 << 20,
+)
+WORKER = ActorStatus(
+    name="gpu_worker",
+    state="running",
+    pid=77,
+    epoch=1,
+    rss_bytes=50 << 20,
+    cpu_seconds=1.25,
+    counters={"steps": 1234567},
+    gauges={"share": 0.25, "phase": "decode"},
+)
+STATUS = DaemonStatus(
+    version="9.9",
+    name="d",
+    pid=76,
+    state="ready",
+    model="fake",
+    uptime_s=4000.0,
+    ready_after_s=1.5,
+    start_phases=[("gpu_worker", "weights", 250.4)],
+    geometry=GEOMETRY,
+    actors=[WORKER],
+    failure=None,
+)
+
+
+def test_a_daemon_that_serves() -> None:
+    assert describe(STATUS) == [
+        "d: ready, fake, pid 76, up 66 min, pillion 9.9",
+        "FakeForCausalLM on cpu in float32: 4 sequences of at most 128 tokens, 64 tokens a step, "
+        "weights 3 MiB, KV cache 5 MiB (32 blocks)",
+        "",
+        "actor        state          pid     memory       cpu",
+        "gpu_worker   running         77     50 MiB    1.25 s",
+        "",
+        "start (ready after 1.50 s)",
+        "  gpu_worker   weights                       250 ms",
+        "",
+        "gpu_worker",
+        "  steps                                    1,234,567",
+        "  share                                         0.25",
+        "  phase                                       decode",
+    ]
+
+
+def test_a_daemon_that_fails_before_it_knows_anything() -> None:
+    worker = msgspec.structs.replace(WORKER, pid=None, state="failed", counters={}, gauges={})
+    lines = describe(
+        msgspec.structs.replace(
+            STATUS,
+            state="failed",
+            geometry=None,
+            uptime_s=7.0,
+            ready_after_s=None,
+            failure="the cause",
+            actors=[worker],
+        )
+    )
+    assert lines[:2] == ["d: failed, fake, pid 76, up 7 s, pillion 9.9", "failure: the cause"]
+    assert lines[4] == "gpu_worker   failed           -     50 MiB    1.25 s"
+    assert lines[6] == "start (not ready yet)"
+    assert len(lines) == 8
+
+
+def test_long_uptimes() -> None:
+    assert "up 30 h 1 min" in describe(msgspec.structs.replace(STATUS, uptime_s=108_060.0))[0]
