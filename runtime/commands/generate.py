@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from pillion.runtime.cli import EXIT_INTERRUPTED
 from pillion.runtime.client import Client
 from pillion.runtime.client_requests import RequestOptions
 from pillion.runtime.errors import InvalidRequest
@@ -14,7 +15,6 @@ from pillion.runtime.request_stream import RequestStream
 from pillion.runtime.sampling_flags import add_sampling_flags, sampling_params_of
 
 DEFAULT_MAX_TOKENS: Final = 256
-EXIT_INTERRUPTED: Final = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
