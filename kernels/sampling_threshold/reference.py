@@ -44,13 +44,9 @@ def kept_mass(scaled: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
 def nucleus_threshold(
     ranked: torch.Tensor, floor: torch.Tensor, mass: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """t of the specification, [n]; right if the nucleus ends within `ranked`, else its last value.
-
-    A token belongs to the nucleus if the mass before it is still short of what top-p wants.
-    """
-    weights = torch.exp(ranked).to(torch.float64)
-    mass_before = weights.cumsum(-1) - weights
-    inside = mass_before < (top_p.to(torch.float64) * mass)[:, None]
-    last = (inside.sum(-1, keepdim=True) - 1).clamp_min_(0)
+    """t of the specification, [n]; right if the nucleus ends within `ranked`, else its last value."""
+    mass_up_to = torch.exp(ranked).to(torch.float64).cumsum_(-1)
+    wanted = top_p.to(torch.float64) * mass
+    last = torch.searchsorted(mass_up_to, wanted[:, None]).clamp_max_(ranked.shape[-1] - 1)
     top_p_threshold = ranked.gather(-1, last)[:, 0]
     return torch.where(top_p < 1.0, torch.maximum(floor, top_p_threshold), floor)

@@ -2,7 +2,7 @@
 
 import torch
 
-from pillion.kernels.token_bitmask import reference
+from pillion.kernels.token_bitmask import cpu, reference
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor) -> None:
@@ -11,4 +11,7 @@ def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor) -> None:
     Token id t is bit t % 32 of word t // 32. logits: [n, vocab] float32. bitmask: [n, ceil(vocab / 32)]
     int32. Writes: logits.
     """
-    reference.apply_token_bitmask(logits, bitmask)
+    if logits.device.type == "cpu":
+        cpu.apply_token_bitmask(logits, bitmask)
+    else:
+        reference.apply_token_bitmask(logits, bitmask)

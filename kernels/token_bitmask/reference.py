@@ -1,4 +1,4 @@
-"""Specification and CPU path of token bitmasks."""
+"""Specification of token bitmasks."""
 
 import math
 

@@ -43,7 +43,7 @@ class AllowedIds:
         if not is_used.any():
             return
         bitmask = self._bitmask.rows()
-        if logits.device.type != "cpu":
+        if logits.device.type != "cpu" or is_used.all():
             apply_token_bitmask(logits, bitmask[slots])
             return
         rows = upload(np.flatnonzero(is_used), logits.device)

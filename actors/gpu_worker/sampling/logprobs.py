@@ -34,8 +34,8 @@ class RawLogits:
 
     rows_np: npt.NDArray[np.int32]
     num_top_np: npt.NDArray[np.int64]
-    # [m] int64 device
-    rows: torch.Tensor
+    # [m] int64 device; None: all rows of the batch
+    rows: torch.Tensor | None
     # [m, vocab] float32 device
     logits: torch.Tensor
 
@@ -56,13 +56,15 @@ class Logprobs:
         rows_np = np.flatnonzero(num_top_np != _NOT_ASKED)
         if not len(rows_np):
             return None
-        rows = upload(rows_np, logits.device)
-        return RawLogits(rows_np.astype(np.int32), num_top_np[rows_np], rows, logits[rows])
+        rows = None if len(rows_np) == len(slots_np) else upload(rows_np, logits.device)
+        kept = logits.clone() if rows is None else logits[rows]
+        return RawLogits(rows_np.astype(np.int32), num_top_np[rows_np], rows, kept)
 
     def compute(self, raw: RawLogits, token_ids: torch.Tensor) -> LogprobColumns:
         """For the tokens [n] that were sampled in the whole batch."""
         num_top = int(raw.num_top_np.max())
-        ids, logprobs, ranks = _padded_logprobs(raw.logits, token_ids[raw.rows], num_top)
+        sampled = token_ids if raw.rows is None else token_ids[raw.rows]
+        ids, logprobs, ranks = _padded_logprobs(raw.logits, sampled, num_top)
         if (raw.num_top_np < num_top).any():
             limits = upload(raw.num_top_np, ids.device)[:, None]
             ids.masked_fill_(torch.arange(1 + num_top, device=ids.device) > limits, -1)

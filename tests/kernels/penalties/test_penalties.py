@@ -1,6 +1,7 @@
 """Penalties, token by token, against their formulas."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,8 +23,7 @@ def formula(
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("apply", [apply_penalties, reference.apply_penalties])
-def test_equals_the_formulas(case: Case, apply: object) -> None:
-    assert callable(apply)
+def test_equals_the_formulas(case: Case, apply: Callable[..., None]) -> None:
     logits, counts, slots, repetition, frequency, presence = case.inputs(CPU)
     edited = logits.clone()
     apply(edited, counts, slots, repetition, frequency, presence)

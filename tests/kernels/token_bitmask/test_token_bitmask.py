@@ -1,19 +1,23 @@
 """Token bitmasks against sets of booleans."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from pillion.kernels.token_bitmask import apply_token_bitmask
+from pillion.kernels.token_bitmask import apply_token_bitmask, reference
 from pillion.kernels.token_bitmask.cases import CASES, Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_keeps_exactly_the_allowed_logits(case: Case) -> None:
+@pytest.mark.parametrize("apply", [apply_token_bitmask, reference.apply_token_bitmask])
+def test_keeps_exactly_the_allowed_logits(
+    case: Case, apply: Callable[[torch.Tensor, torch.Tensor], None]
+) -> None:
     logits, bitmask, allowed = case.inputs(torch.device("cpu"))
     expected = torch.where(allowed, logits, -math.inf)
-    apply_token_bitmask(logits, bitmask)
+    apply(logits, bitmask)
     assert torch.equal(logits, expected)
 
 
