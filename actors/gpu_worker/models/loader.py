@@ -1,6 +1,10 @@
 """Loads a model: opens its files, decides types, and builds the transformer layer by layer."""
 
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -24,6 +28,8 @@ from pillion.actors.gpu_worker.quantization.linear import Linear
 from pillion.runtime.config import DtypeName, EngineConfig
 from pillion.runtime.errors import ConfigError
 from pillion.runtime.model_source import ModelSource
+
+_MAX_READING_THREADS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> LoadedModel:
-    """Reads the weights, one tensor after the other: memory peaks at about the weights and one tensor.
+    """Reads the weights tensor by tensor: memory peaks at about the weights and one tensor per thread.
 
     `dtype`: of the activations, None: as `choose_dtype` says. `checkpoint`: what `open_checkpoint` gave.
     Raises ModelError naming the file and the tensor that is missing, misshapen or unreadable.
@@ -85,18 +91,46 @@ def load_model(
         dtype = choose_dtype(config.dtype, device, shape)
     is_auto = config.dtype == "auto"
     builder = choose_builder(dtype, device, num_weights(shape), is_auto=is_auto)
-    with torch.inference_mode():
-        assembly = _Assembly(checkpoint, builder, dtype, device)
-        model = assembly.transformer()
+    assembly = _Assembly(checkpoint, builder, dtype, device)
+    with _reading_threads() as pool, torch.inference_mode():
+        model = assembly.transformer(pool)
     return LoadedModel(model, shape, dtype, assembly.num_bytes)
 
 
 def num_weights(config: ModelConfig) -> int:
     """Numbers in all matrices of the model, embedding table and head included."""
-    heads = 2 * config.num_q_heads + 2 * config.num_kv_heads
-    per_layer = heads * config.head_dim + 3 * config.intermediate_size
     tables = 1 if config.tie_word_embeddings else 2
-    return config.hidden_size * (config.num_layers * per_layer + tables * config.vocab_size)
+    table_weights = tables * config.vocab_size * config.hidden_size
+    return config.num_layers * layer_weights(config) + table_weights
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """Numbers in the matrices of one layer."""
+    num_heads = 2 * config.num_q_heads + 2 * config.num_kv_heads
+    return config.hidden_size * (num_heads * config.head_dim + 3 * config.intermediate_size)
+
+
+@contextmanager
+def _reading_threads() -> Iterator[Executor]:
+    """Threads that read and convert whole weights, each on its own.
+
+    Threads inside torch's operations would meet after every one of the many short operations, which on
+    a machine that does anything else beside takes many times longer.
+    """
+    num_threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(
+        min(num_threads, _MAX_READING_THREADS),
+        thread_name_prefix="load",
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(
+            num_threads
+        )  # threads that torch sees later start with the last setting
 
 
 class _Assembly:
@@ -117,12 +151,20 @@ class _Assembly:
         self._device = device
         self._linears: list[Linear] = []
 
-    def transformer(self) -> Transformer:
+    def transformer(self, pool: Executor) -> Transformer:
         config = self._config
-        table_shape = (config.vocab_size, config.hidden_size)
-        table_name = "model.embed_tokens.weight"
-        layers = [self._layer(index) for index in range(config.num_layers)]
-        table = self._tensor(table_name, table_shape, self._builder.embedding_dtype)
+        table_name, table_shape = (
+            "model.embed_tokens.weight",
+            (config.vocab_size, config.hidden_size),
+        )
+        pending_table = pool.submit(
+            self._tensor, table_name, table_shape, self._builder.embedding_dtype
+        )
+        num_samples = self._builder.num_sample_layers(layer_weights(config))
+        layers = list(pool.map(self._layer, range(min(num_samples, config.num_layers))))
+        self._builder.settle()
+        layers += pool.map(self._layer, range(len(layers), config.num_layers))
+        table = pending_table.result()
         if config.tie_word_embeddings:
             head = self._builder.build_tied(table)
             self._linears.append(head)
@@ -130,8 +172,8 @@ class _Assembly:
             head = self._product(
                 ["lm_head"], [config.vocab_size], config.hidden_size, has_bias=False
             )
-        final_norm = self._tensor("model.norm.weight", (config.hidden_size,), self._dtype)
-        self._builder.finish()
+        final_norm = self._norm("model.norm", config.hidden_size)
+        self._builder.settle()
         self.num_bytes += sum(linear.num_bytes for linear in self._linears)
         rotary = RotaryEmbedding(config.rope, config.head_dim, self._device)
         return Transformer(
@@ -189,15 +231,17 @@ class _Assembly:
             self._checkpoint.tensor(f"{name}.weight", (out_size, in_size))
             for name, out_size in sizes
         ]
-        bias = None
-        if has_bias:
-            biases = [self._checkpoint.tensor(f"{name}.bias", (size,)) for name, size in sizes]
-            bias = stack(biases, self._dtype, self._device)
-        linear = self._builder.build(parts, bias)
+        with torch.inference_mode():  # the mode belongs to a thread
+            bias = None
+            if has_bias:
+                biases = [self._checkpoint.tensor(f"{name}.bias", (size,)) for name, size in sizes]
+                bias = stack(biases, self._dtype, self._device)
+            linear = self._builder.build(parts, bias)
         self._linears.append(linear)
         return linear
 
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        tensor = stack([self._checkpoint.tensor(name, shape)], dtype, self._device)
+        with torch.inference_mode():
+            tensor = stack([self._checkpoint.tensor(name, shape)], dtype, self._device)
         self.num_bytes += tensor.nbytes
         return tensor

@@ -1,8 +1,8 @@
 """A CPU weight in several forms, each used for the numbers of rows for which it was measured to be fastest."""
 
+import math
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import torch
@@ -10,18 +10,20 @@ import torch
 from pillion.actors.gpu_worker.quantization.linear import Linear
 
 Form = Literal["four_bit", "bfloat16", "packed_bfloat16", "packed_float32"]
+Forms = frozenset[Form]
 
 # Numbers of rows at which forms are compared: each stands for all numbers above the one before it, the last
 # also for all beyond it.
-ROWS: Final = (1, 4, 8, 16, 32)
-# Instances of one kind that are measured, per number of rows: where memory bandwidth decides, enough of
-# them that the caches don't hold them all.
-_INSTANCES: Final = (9, 9, 4, 2, 1)
+ROWS: Final = (1, 4, 8, 16, 32, 64)
+# Rows and how many weights are measured with them: where memory bandwidth decides, so many that the caches
+# don't hold them all. The ends come first, for measurements that take too long on a busy machine are left out.
+_MEASUREMENTS: Final = ((1, 24), (64, 4), (8, 8), (4, 12), (16, 4), (32, 4))
+_BUDGET_S: Final = 0.5
 # Beyond so many rows torch's plain bfloat16 product falls far behind, so it isn't measured there.
 _PLAIN_MAX_ROWS: Final = 4
-# A form must be faster by this much to be kept beside others: each costs memory.
-_WORTH_KEEPING: Final = 0.9
-_QUICK_S: Final = 0.005  # a measurement that takes less is repeated
+# A second form costs memory: it must save this much, as a sum over ROWS of shares of the fastest time.
+_WORTH_KEEPING: Final = 0.3
+_REPEATS: Final = 3
 # Of the result's norm; bfloat16 stays below 1 %. Beyond it a form is broken on this machine.
 _MAX_DIFFERENCE: Final = 0.03
 
@@ -35,17 +37,11 @@ class AdaptiveLinear:
     within the error of bfloat16. Where that matters, dtype="float32" has one form only.
     """
 
-    def __init__(self, in_features: int, out_features: int, forms: dict[Form, Linear]) -> None:
+    def __init__(self, in_features: int, forms: dict[Form, Linear]) -> None:
         self.in_features = in_features
-        self.out_features = out_features
         self.forms = forms
-        self._by_rows: list[Linear] = []
-        self.follow((next(iter(forms)),) * len(ROWS))
-
-    @property
-    def kind(self) -> tuple[int, int, tuple[Form, ...]]:
-        """Weights of the same kind share a plan."""
-        return self.in_features, self.out_features, tuple(sorted(self.forms))
+        # Index: number of rows, at most ROWS[-1].
+        self._by_rows: list[Linear] = [next(iter(forms.values()))] * (ROWS[-1] + 1)
 
     @property
     def num_bytes(self) -> int:
@@ -65,77 +61,66 @@ class AdaptiveLinear:
         return self._by_rows[min(x.shape[0], ROWS[-1])].apply(x)
 
 
-def measure_plans(
-    linears: Sequence[AdaptiveLinear],
-) -> dict[tuple[int, int, tuple[Form, ...]], Plan]:
-    """The fastest forms of each kind of weight, by some tens of milliseconds of measurement.
+def measure_plan(linears: Sequence[AdaptiveLinear]) -> Plan:
+    """The fastest forms of weights that have the same ones, by some tens of milliseconds of measurement.
 
-    `linears` are in the order in which the model uses them and still have all their forms.
+    `linears` are in the order in which the model uses them.
     """
-    seconds: dict[tuple[object, Form, int], float] = defaultdict(float)
-    for num_rows, most in zip(ROWS, _INSTANCES, strict=True):
-        chosen = _first_of_each_kind(linears, most)
-        for form in sorted({form for each in chosen for form in _candidates(each, num_rows)}):
-            users = [each for each in chosen if form in _candidates(each, num_rows)]
-            for each, duration in zip(users, _time(users, form, num_rows), strict=True):
-                seconds[each.kind, form, num_rows] += duration
-    plans = {}
-    for each in _first_of_each_kind(linears, 1):
-        times = {
-            rows: {form: seconds[each.kind, form, rows] for form in _candidates(each, rows)}
-            for rows in ROWS
-        }
-        plans[each.kind] = _plan(times)
-    return plans
+    forms = sorted(linears[0].forms)
+    deadline = time.perf_counter() + _BUDGET_S
+    seconds: dict[int, dict[Form, float]] = {}
+    for rows, most in _MEASUREMENTS:
+        if time.perf_counter() < deadline:
+            seconds[rows] = _time(linears[:most], _candidates(forms, rows), rows)
+    return fastest_plan(seconds)
 
 
-def _first_of_each_kind(linears: Sequence[AdaptiveLinear], most: int) -> list[AdaptiveLinear]:
-    count: dict[object, int] = defaultdict(int)
-    chosen = []
-    for each in linears:
-        count[each.kind] += 1
-        if count[each.kind] <= most:
-            chosen.append(each)
-    return chosen
+def fastest_plan(seconds: Mapping[int, Mapping[Form, float]]) -> Plan:
+    """The plan that loses least against the fastest form at each of ROWS.
+
+    `seconds`: for some of ROWS, what the forms took. A plan has one form for few rows and another, or the
+    same, from some number of rows on. This is how the forms differ, and it bears a disturbed measurement.
+    """
+    losses = {
+        rows: {form: taken / min(each.values()) for form, taken in each.items()}
+        for rows, each in seconds.items()
+    }
+
+    def loss(plan: Plan) -> float:
+        chosen = dict(zip(ROWS, plan, strict=True))
+        total = sum(each.get(chosen[rows], math.inf) for rows, each in losses.items())
+        return total + _WORTH_KEEPING * len(set(plan))
+
+    forms = sorted(set().union(*seconds.values()))
+    plans = [
+        (few,) * switch + (many,) * (len(ROWS) - switch)
+        for few in forms
+        for many in forms
+        for switch in range(1, len(ROWS) + 1)
+    ]
+    return min(plans, key=loss)
 
 
-def _candidates(each: AdaptiveLinear, num_rows: int) -> list[Form]:
-    forms = list(each.forms)
-    if num_rows > _PLAIN_MAX_ROWS and len(forms) > 1:
-        forms = [form for form in forms if form != "bfloat16"]
-    return forms
+def _candidates(forms: Sequence[Form], num_rows: int) -> list[Form]:
+    if num_rows <= _PLAIN_MAX_ROWS or len(forms) == 1:
+        return list(forms)
+    return [form for form in forms if form != "bfloat16"]
 
 
-def _time(linears: Sequence[AdaptiveLinear], form: Form, num_rows: int) -> list[float]:
-    """Seconds that each takes in a pass over all of them."""
+def _time(
+    linears: Sequence[AdaptiveLinear], forms: Sequence[Form], num_rows: int
+) -> dict[Form, float]:
+    """Seconds of a pass over all of them; of each product the fastest of a few, as others may disturb it."""
     inputs = {each.in_features: torch.rand(num_rows, each.in_features) for each in linears}
-    best = [float("inf")] * len(linears)
-    for _ in range(2):
-        for index, each in enumerate(linears):
-            x = inputs[each.in_features]
-            start = time.perf_counter()
-            each.forms[form].apply(x)
-            best[index] = min(best[index], time.perf_counter() - start)
-        if sum(best) > _QUICK_S:
-            break
-    return best
-
-
-def _plan(times: dict[int, dict[Form, float]]) -> Plan:
-    """The fastest form for each number of rows, of as few forms as do almost as well."""
-    kept: list[Form] = []
-    # From many rows to few: large batches have the most work to lose.
-    for num_rows in reversed(ROWS):
-        candidates = times[num_rows]
-        fastest = min(candidates, key=lambda form: candidates[form])
-        rivals = [candidates[form] for form in kept if form in candidates]
-        if not rivals or candidates[fastest] < _WORTH_KEEPING * min(rivals):
-            kept.append(fastest)
-    plan: list[Form] = []
-    for num_rows in ROWS:
-        usable = {form: seconds for form, seconds in times[num_rows].items() if form in kept}
-        plan.append(min(usable, key=lambda form: usable[form]))
-    return tuple(plan)
+    best = {form: [math.inf] * len(linears) for form in forms}
+    for _ in range(_REPEATS):
+        for form in forms:
+            for index, each in enumerate(linears):
+                product, x = each.forms[form], inputs[each.in_features]
+                start = time.perf_counter()
+                product.apply(x)
+                best[form][index] = min(best[form][index], time.perf_counter() - start)
+    return {form: sum(times) for form, times in best.items()}
 
 
 def broken_forms(forms: dict[Form, Linear], in_features: int) -> list[Form]:

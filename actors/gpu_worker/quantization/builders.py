@@ -2,6 +2,8 @@
 
 import logging
 import os
+import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -9,11 +11,13 @@ from typing import Final, Protocol
 import torch
 
 from pillion.actors.gpu_worker.quantization.adaptive_linear import (
+    ROWS,
     AdaptiveLinear,
     Form,
+    Forms,
     Plan,
     broken_forms,
-    measure_plans,
+    measure_plan,
 )
 from pillion.actors.gpu_worker.quantization.cpu_forms import (
     Bfloat16Linear,
@@ -27,15 +31,18 @@ from pillion.actors.gpu_worker.quantization.stored_tensor import FourBitWeight, 
 
 log = logging.getLogger(__name__)
 
-# Forms are compared as soon as so many weights, or so much memory, hold all of theirs.
-_UNDECIDED_WEIGHTS: Final = 40
-_UNDECIDED_BYTES: Final = 512 << 20
+# Weights of so many layers, or of so much memory in float32, are enough to compare forms.
+_SAMPLE_LAYERS: Final = 10
+_SAMPLE_BYTES: Final = 256 << 20
 # Of the machine's memory, for all forms of all weights together.
 _MEMORY_SHARE: Final = 0.5
 
 
 class LinearBuilder(Protocol):
-    """Makes the products of one model, in the order in which the model uses them."""
+    """Makes the products of one model: of the first few layers, settles, then makes the others.
+
+    `build` may be called by several threads at a time.
+    """
 
     @property
     def embedding_dtype(self) -> torch.dtype:
@@ -47,8 +54,11 @@ class LinearBuilder(Protocol):
     def build_tied(self, table: torch.Tensor) -> Linear:
         """The product with a weight [out, in] that is in memory already and stays there."""
 
-    def finish(self) -> None:
-        """No more products follow."""
+    def num_sample_layers(self, layer_weights: int) -> int:
+        """Layers of so many weights to be built before `settle` is called for the first time."""
+
+    def settle(self) -> None:
+        """Decides what was left open for the products made so far. Called when nothing else runs."""
 
 
 class DenseBuilder:
@@ -70,8 +80,12 @@ class DenseBuilder:
             return PackedLinear(table)
         return DenseLinear(table, owned=False)
 
-    def finish(self) -> None:
-        """See `LinearBuilder.finish`."""
+    def num_sample_layers(self, layer_weights: int) -> int:
+        """See `LinearBuilder.num_sample_layers`."""
+        return 0
+
+    def settle(self) -> None:
+        """See `LinearBuilder.settle`."""
 
 
 class AdaptiveBuilder:
@@ -84,17 +98,18 @@ class AdaptiveBuilder:
 
     def __init__(self, *, allow_float32: bool) -> None:
         self._allow_float32 = allow_float32 and can_pack(torch.float32)
-        self._plans: dict[tuple[int, int, tuple[Form, ...]], Plan] = {}
+        self._plans: dict[Forms, Plan] = {}
         self._broken: set[Form] = set()
         self._checked: set[Form] = {"bfloat16"}
-        self._undecided: list[AdaptiveLinear] = []
+        self._undecided: dict[Forms, list[AdaptiveLinear]] = defaultdict(list)
+        self._lock = threading.Lock()
 
     def build(self, parts: Sequence[StoredTensor], bias: torch.Tensor | None) -> Linear:
         """See `LinearBuilder.build`."""
         in_features, out_features = parts[0].shape[1], sum(part.shape[0] for part in parts)
         four_bit = _stack_codes(parts) if can_keep_four_bits(out_features) else None
         names = self._available(has_codes=four_bit is not None)
-        plan = self._plans.get((in_features, out_features, tuple(sorted(names))))
+        plan = self._plans.get(frozenset(names))
         wanted = names if plan is None else [name for name in names if name in plan]
         dense: dict[torch.dtype, torch.Tensor] = {}
         forms: dict[Form, Linear] = {}
@@ -106,20 +121,32 @@ class AdaptiveBuilder:
             if dtype not in dense:
                 dense[dtype] = stack(parts, dtype, torch.device("cpu"))
             forms[name] = _form(name, dense[dtype], bias)
-        return self._adaptive(in_features, out_features, forms, plan)
+        return self._adaptive(in_features, forms, plan)
 
     def build_tied(self, table: torch.Tensor) -> Linear:
         """See `LinearBuilder.build_tied`."""
+        names = self._available(has_codes=False)
+        plan = self._plans.get(frozenset(names))
         forms: dict[Form, Linear] = {"bfloat16": Bfloat16Linear(table, owned=False)}
-        for name in self._available(has_codes=False):
+        for name in names if plan is None else plan:
             if name != "bfloat16":
                 weight = table.float() if name == "packed_float32" else table
                 forms[name] = PackedLinear(weight)
-        return self._adaptive(table.shape[1], table.shape[0], forms, None)
+        return self._adaptive(table.shape[1], forms, plan)
 
-    def finish(self) -> None:
-        """See `LinearBuilder.finish`."""
-        self._decide()
+    def num_sample_layers(self, layer_weights: int) -> int:
+        """See `LinearBuilder.num_sample_layers`."""
+        return max(1, min(_SAMPLE_LAYERS, _SAMPLE_BYTES // (4 * layer_weights)))
+
+    def settle(self) -> None:
+        """See `LinearBuilder.settle`."""
+        for forms, linears in self._undecided.items():
+            plan = measure_plan(linears)
+            for linear in linears:
+                linear.follow(plan)
+            self._plans[forms] = plan
+            log.info("products of %s rows: %s", "/".join(map(str, ROWS)), ", ".join(plan))
+        self._undecided.clear()
 
     def _available(self, *, has_codes: bool) -> list[Form]:
         names: list[Form] = ["bfloat16"]
@@ -132,32 +159,26 @@ class AdaptiveBuilder:
         return [name for name in names if name not in self._broken]
 
     def _adaptive(
-        self, in_features: int, out_features: int, forms: dict[Form, Linear], plan: Plan | None
+        self, in_features: int, forms: dict[Form, Linear], plan: Plan | None
     ) -> AdaptiveLinear:
+        with self._lock:
+            self._check(forms, in_features)
+            linear = AdaptiveLinear(in_features, forms)
+            if plan is None:
+                self._undecided[frozenset(forms)].append(linear)
+            else:
+                linear.follow(plan)
+        return linear
+
+    def _check(self, forms: dict[Form, Linear], in_features: int) -> None:
+        """Drops forms that are known to be broken here; the first of each form finds it out."""
         if not self._checked >= forms.keys():
             for name in broken_forms(forms, in_features):
                 log.warning("%s products are wrong on this machine and not used", name)
                 self._broken.add(name)
-                del forms[name]
             self._checked |= forms.keys()
-        linear = AdaptiveLinear(in_features, out_features, forms)
-        if plan is not None:
-            linear.follow(plan)
-            return linear
-        self._undecided.append(linear)
-        num_bytes = sum(each.num_bytes for each in self._undecided)
-        if len(self._undecided) >= _UNDECIDED_WEIGHTS or num_bytes >= _UNDECIDED_BYTES:
-            self._decide()
-        return linear
-
-    def _decide(self) -> None:
-        plans = measure_plans(self._undecided)
-        for linear in self._undecided:
-            linear.follow(plans[linear.kind])
-        for (in_features, out_features, _), plan in plans.items():
-            log.info("products %d x %d: %s", out_features, in_features, ", ".join(plan))
-        self._plans |= plans
-        self._undecided = []
+        for name in self._broken & forms.keys():
+            del forms[name]
 
 
 def choose_builder(
