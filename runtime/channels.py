@@ -24,6 +24,7 @@ T = TypeVar("T")
 LINGER_MS: Final = 500  # how long an exit waits for a peer that no longer reads
 RECONNECT_MS: Final = 10
 _FOREVER: Final = -1
+_MAX_TIMEOUT_MS: Final = 2**31 - 1  # what ZeroMQ takes, 24 days
 
 
 class Inbox(Generic[T]):
@@ -45,11 +46,15 @@ class Inbox(Generic[T]):
         return cls(socket, path, Codec(union))
 
     def receive(self, timeout_ns: int | None) -> T | None:
-        """The next message, or None after the timeout (None: wait for ever; at most 1 ms late).
+        """The next message, or None after the timeout (None: wait for ever).
+
+        At most 1 ms late, and after 24 days at the latest.
 
         Raises InvariantBroken on a malformed frame.
         """
-        timeout_ms = _FOREVER if timeout_ns is None else -(-max(timeout_ns, 0) // NS_PER_MS)
+        timeout_ms = _FOREVER
+        if timeout_ns is not None:
+            timeout_ms = min(-(-max(timeout_ns, 0) // NS_PER_MS), _MAX_TIMEOUT_MS)
         if timeout_ms != self._timeout_ms:
             self._socket.rcvtimeo = self._timeout_ms = timeout_ms
         try:

@@ -76,8 +76,9 @@ def launch(
                 directory.remove()
         finally:
             lock.release()
-    except PillionError as error:
-        report.failed(str(error))
+    except Exception as error:
+        told = isinstance(error, PillionError)
+        report.failed(str(error) if told else f"{type(error).__name__}: {error}")
         raise
     return status
 
@@ -153,10 +154,12 @@ class DaemonProcess:
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Waits until requests are served. Raises PillionError with the first cause if that fails."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        ready = select.poll()  # select() itself refuses descriptors from 1024 up
+        ready.register(self._ready_fd, select.POLLIN)
         line = b""
         while not line.endswith(b"\n"):
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._ready_fd], [], [], left)[0]:
+            left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            if not ready.poll(left_ms):
                 raise PillionError(
                     f"the daemon {self.directory.root.name!r} is not ready after {timeout_s:g} s"
                 )

@@ -145,9 +145,10 @@ class Launcher:
         self._end(Failure(f"{NAME} (pid {os.getpid()}) failed: {reason}"))
 
     def _on_exit(self, child: Child) -> None:
-        level = logging.INFO if child.state == "exited" else logging.WARNING
+        ending = self._board.state in ("stopping", "failed")
+        level = logging.INFO if ending or child.state == "exited" else logging.WARNING
         logger.log(level, "%s", child.how_it_ended())
-        if self._board.state not in ("stopping", "failed"):
+        if not ending:
             task = asyncio.get_running_loop().create_task(self._note_death(child))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -306,15 +307,15 @@ class Launcher:
 
     async def _end_requests(self, message: str, culprit: Child | None, grace_s: float) -> None:
         """Every open request ends with an error now; only who tells the clients, and who fails, may go on."""
-        living = self._supervisor.stopping_order()
-        spared = [
-            child
-            for child in living
-            if child is culprit or (child.name == "detokenizer" and child.state == "running")
-        ]
-        self._supervisor.kill(child for child in living if child not in spared)
-        self._send(control.EngineFailed(message=message), "detokenizer")
-        self._send(control.Shutdown(), "detokenizer")
+        spared: list[Child] = []
+        others: list[Child] = []
+        for child in self._supervisor.stopping_order():
+            tells_clients = child.name == "detokenizer" and child.state == "running"
+            if tells_clients:
+                self._send(control.EngineFailed(message=message), child.name)
+                self._send(control.Shutdown(), child.name)
+            (spared if tells_clients or child is culprit else others).append(child)
+        self._supervisor.kill(others)
         await self._supervisor.wait_gone(spared, grace_s)
 
     async def _kill_all(self) -> str:

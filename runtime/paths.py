@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pillion.runtime.errors import ConfigError
+from pillion.runtime.proc_files import pids_with_argument
 
 MAX_SOCKET_PATH_BYTES: Final = 107  # sockaddr_un holds 108 with the closing zero
 EARLIER_LIFE_DEADLINE_S: Final = 5.0  # actors end themselves within this time of their launcher
@@ -25,6 +26,11 @@ class RunDir:
     """The files of one daemon."""
 
     root: Path
+
+    @property
+    def argument(self) -> str:
+        """The word on an actor's command line that says to which daemon it belongs."""
+        return f"--run-dir={self.root}"
 
     def inbox(self, actor: str) -> Path:
         """The ring socket that this actor binds."""
@@ -210,9 +216,10 @@ def _held_message(directory: RunDir, pid: int | None, launcher_lives: bool) -> s
             f"a daemon named {name!r} already runs as pid {pid} in {directory.root}: "
             f"stop it (pillion stop --name {name}) or choose another --name"
         )
+    actors = ", ".join(map(str, pids_with_argument(directory.argument))) or "not known"
     return (
         f"processes of an earlier daemon named {name!r} (its launcher was pid {pid}) still hold "
-        f"{directory.lock} after {EARLIER_LIFE_DEADLINE_S:g} s"
+        f"{directory.lock} after {EARLIER_LIFE_DEADLINE_S:g} s; their pids are {actors}"
     )
 
 

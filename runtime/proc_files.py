@@ -33,6 +33,21 @@ def age_s(pid: int) -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_START]) / _TICKS_PER_S)
 
 
+def pids_with_argument(argument: str) -> list[int]:
+    """The living processes that have exactly this word on their command line."""
+    wanted = os.fsencode(argument)
+    pids = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it has ended, or is not ours
+            if wanted in words:
+                pids.append(int(entry.name))
+    return sorted(pids)
+
+
 def _stat_fields(pid: int) -> list[str]:
     try:
         # The command name is in parentheses and may itself hold spaces and parentheses.

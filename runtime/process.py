@@ -1,6 +1,7 @@
 """How an actor's process begins: its command line, and the first thing that it does."""
 
 import argparse
+import faulthandler
 import logging
 import os
 import signal
@@ -34,7 +35,7 @@ class ActorContext:
 def actor_arguments(run_dir: RunDir, epoch: int, lifetime_fd: int, lock_fd: int) -> list[str]:
     """The arguments that `enter` reads; both descriptors must be inherited under these numbers."""
     return [
-        f"--run-dir={run_dir.root}",
+        run_dir.argument,
         f"--epoch={epoch}",
         f"--lifetime-fd={lifetime_fd}",
         f"--lock-fd={lock_fd}",
@@ -71,6 +72,7 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     start_logging(name)
+    faulthandler.enable()  # a crash in native code shows where in the log
     run_dir = RunDir(options.run_dir)
     context = ActorContext(
         name=name,

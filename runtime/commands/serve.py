@@ -10,6 +10,7 @@ import msgspec
 
 from pillion.runtime.config import EngineConfig, make_config
 from pillion.runtime.daemon import LaunchOptions, launch, locate_model, start_daemon
+from pillion.runtime.errors import PillionError
 from pillion.runtime.paths import refuse_if_running, run_dir
 
 
@@ -45,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             daemon.stop()
             raise
+        except PillionError as error:
+            raise PillionError(f"{error} (see pillion logs{option})") from error
     print(f"{config.served_model_name} is served by the daemon {config.name!r} (pid {daemon.pid})")
     print(f"try: pillion chat{option}")
     print(f"     pillion status{option}, pillion logs{option}, pillion stop{option}")

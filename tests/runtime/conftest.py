@@ -17,6 +17,7 @@ from pillion.messages.control import DaemonStatus, StatusRequest
 from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.paths import RunDir
+from pillion.runtime.proc_files import pids_with_argument
 from pillion.runtime.process import child_environment
 
 FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
@@ -32,19 +33,9 @@ def wait_until(what: str, deadline_s: float, holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def processes_of(directory: RunDir) -> dict[int, str]:
-    """Processes whose command line names this run directory, launcher excluded."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if f"--run-dir={directory.root}".encode() in command.split(b"\0") and state != "Z":
-                found[int(entry.name)] = command.replace(b"\0", b" ").decode()
-    return found
+def processes_of(directory: RunDir) -> list[int]:
+    """The living actors of the daemon in this run directory."""
+    return pids_with_argument(directory.argument)
 
 
 def sockets_of(directory: RunDir) -> list[str]:
@@ -147,7 +138,7 @@ class FakeDaemon:
 
     def nothing_is_left(self) -> None:
         """Fails the test if a process or a socket of the daemon is left."""
-        assert processes_of(self.directory) == {}
+        assert processes_of(self.directory) == []
         assert sockets_of(self.directory) == []
 
 

@@ -48,6 +48,15 @@ def test_receive_waits_as_long_as_it_is_told(inbox: Inbox[Any]) -> None:
     assert now_ns() - began < 20 * NS_PER_MS
 
 
+def test_a_deadline_beyond_what_the_system_can_wait_for_is_no_error(
+    run_dir: RunDir, inbox: Inbox[Any]
+) -> None:
+    post = Post(run_dir)
+    post.send("a", Shutdown())
+    assert inbox.receive(2**62) == Shutdown()
+    post.close()
+
+
 def test_sends_do_not_wait_for_a_reader_and_nothing_is_dropped(run_dir: RunDir) -> None:
     outbox = Outbox.connect(run_dir.inbox("late"))
     payload = EngineFailed(message="x" * 1000)

@@ -45,7 +45,7 @@ def test_a_daemon_is_ready_when_it_says_so_and_stops(fake_actors: Path, runtime_
     daemon.stop()
     daemon.close()
     assert daemon_pid(daemon.directory) is None
-    assert processes_of(daemon.directory) == {}
+    assert processes_of(daemon.directory) == []
     assert daemon.directory.log.exists()
 
 
@@ -120,7 +120,7 @@ def test_a_private_daemon_ends_with_its_killed_parent(
     parent.kill()
     parent.communicate()
     wait_until("nothing is left", 5, lambda: list(runtime_root.iterdir()) == [])
-    assert processes_of(directory) == {}
+    assert processes_of(directory) == []
 
 
 def test_the_model_is_located_before_the_start(tmp_path: Path) -> None:

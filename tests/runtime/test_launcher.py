@@ -217,16 +217,20 @@ def test_sigkill_of_the_launcher_leaves_nothing_and_the_next_start_works(
     start_daemon: StartDaemon, runtime_root: Path
 ) -> None:
     directory = RunDir(runtime_root / "d")
-    for _ in range(2):
-        daemon = start_daemon()
-        daemon.wait_state("ready")
-        assert len(processes_of(daemon.directory)) == 4
-        daemon.process.kill()
-        daemon.process.wait()
-        wait_until("the actors are gone", 5, lambda: processes_of(directory) == {})
-        assert sockets_of(directory) != []  # nobody was left who could remove them
-    daemon = start_daemon()
+    first = start_daemon()
+    first.wait_state("ready")
+    assert len(processes_of(directory)) == 4
+    first.process.kill()
+    first.process.wait()
+    wait_until("the actors are gone", 5, lambda: processes_of(directory) == [])
+    assert sockets_of(directory) != []  # nobody was left who could remove them
+    second = start_daemon()
+    second.wait_state("ready")
+    earlier = set(processes_of(directory))
+    second.process.kill()
+    daemon = start_daemon()  # at once: the lock waits for what is still going
     daemon.wait_state("ready")
+    assert earlier.isdisjoint(processes_of(directory))
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.wait_end(10)[0] == 0
     daemon.nothing_is_left()
@@ -262,7 +266,7 @@ def test_a_file_in_the_way_of_a_socket_is_refused_and_kept(start_daemon: StartDa
         )
         assert path.read_text() == "precious"
         path.unlink()
-        wait_until("nothing runs", 5, lambda: processes_of(directory) == {})
+        wait_until("nothing runs", 5, lambda: processes_of(directory) == [])
 
 
 def test_the_daemon_ends_with_the_process_that_holds_its_lifetime(
@@ -274,7 +278,7 @@ def test_the_daemon_ends_with_the_process_that_holds_its_lifetime(
     daemon.wait_state("ready")
     os.close(writing)
     assert daemon.wait_end(5)[0] == 0
-    assert processes_of(daemon.directory) == {}
+    assert processes_of(daemon.directory) == []
     assert not daemon.directory.root.exists()
 
 

@@ -130,7 +130,7 @@ def test_the_lock_waits_for_the_actors_of_a_dead_launcher(
     dead.wait()
     lock = DaemonLock.acquire(run_dir)
     actor = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"],
+        [sys.executable, "-c", "import sys; sys.stdin.read()", run_dir.argument],
         stdin=subprocess.PIPE,
         pass_fds=(lock.descriptor,),
     )
@@ -138,7 +138,9 @@ def test_the_lock_waits_for_the_actors_of_a_dead_launcher(
     run_dir.lock.write_text(f"{dead.pid}\n")
     assert daemon_pid(run_dir) == dead.pid
     monkeypatch.setattr(paths, "EARLIER_LIFE_DEADLINE_S", 0.1)
-    with pytest.raises(ConfigError, match=rf"earlier daemon.*{dead.pid}.*still hold"):
+    with pytest.raises(
+        ConfigError, match=rf"earlier daemon.*{dead.pid}.*still hold.*pids are {actor.pid}"
+    ):
         DaemonLock.acquire(run_dir)
     monkeypatch.setattr(paths, "EARLIER_LIFE_DEADLINE_S", 5.0)
     assert actor.stdin is not None
