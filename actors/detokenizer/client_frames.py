@@ -10,7 +10,8 @@ from pillion.messages.sampling import SamplingParams
 from pillion.runtime.errors import InvalidRequest
 
 _DECODER: Final[msgspec.msgpack.Decoder[ClientToDaemon]] = msgspec.msgpack.Decoder(ClientToDaemon)
-_PATH: Final = re.compile(r"(.*) - at `(?:key in )?\$\.?(.*)`", re.DOTALL)
+_PATH: Final = re.compile(r"(.*) - at `(?:key` in `)?\$\.?(.*)`", re.DOTALL)
+_FIELD: Final = re.compile(r"(?:sampling_params\.)?(\w+)")
 _PARAMS: Final = frozenset(SamplingParams.__struct_fields__)
 
 
@@ -39,11 +40,12 @@ def _described(error: str) -> tuple[str, str | None]:
     if match is None:
         return f"malformed frame: {error}", None
     message, path = match[1], match[2]
-    if path != "sampling_params":
-        return f"{path}: {message}", path.rpartition("sampling_params.")[2] or None
     # SamplingParams checks itself; its messages begin with the field's name.
-    name = re.match(r"\w*", message)
-    return message, name[0] if name and name[0] in _PARAMS else path
+    name = re.match(r"\w+", message)
+    if path == "sampling_params" and name and name[0] in _PARAMS:
+        return message, name[0]
+    field = _FIELD.match(path)
+    return (f"{path}: {message}" if path else message), field and field[1]
 
 
 def _request_id(payload: bytes) -> str:
