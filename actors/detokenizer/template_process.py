@@ -25,6 +25,8 @@ MEMORY_LIMIT_BYTES: Final = (
 )  # address space, most of which is code and not touched
 MAX_TEMPLATE_CHARS: Final = 256 * 1024
 
+_COMMAND: Final = (sys.executable, "-P", "-m", "pillion.actors.detokenizer.template_process")
+
 
 class TemplateJob(msgspec.Struct, frozen=True, kw_only=True):
     """A template and what it is rendered with."""
@@ -53,7 +55,7 @@ def render_apart(source: str, variables: dict[str, Any]) -> str:
     job = TemplateJob(source=source, variables=variables)
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "pillion.actors.detokenizer.template_process"],
+            _COMMAND,
             input=msgspec.msgpack.encode(job),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
