@@ -11,7 +11,7 @@ from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs, PromptLogprobRows, StepInputs
-from pillion.kernels.paged_attention import decode_gather
+from pillion.kernels.paged_attention import gather_rows
 from pillion.kernels.prepare_decode import DecodeRows, prepare_decode
 from pillion.messages.steps import StepPlan
 from pillion.runtime.errors import InvariantBroken
@@ -158,7 +158,9 @@ class InputPreparer:
             max_query_len=min(num_rows, 1),
             max_seq_len=max_seq_len,
             max_decode_seq_len=max_seq_len,
-            gather=decode_gather(self._kv_cache.layer(0), table, decode.seq_lens, max_seq_len),
+            gather=gather_rows(
+                self._kv_cache.layer(0), table, decode.seq_lens, num_rows, max_seq_len, (), ()
+            ),
         )
         return StepInputs(
             input_ids=decode.input_ids,
@@ -197,8 +199,15 @@ class InputPreparer:
         seq_lens = torch.cat([decode.seq_lens, device.upload(rows.prefill_ends.astype(np.int32))])
         max_seq_len = max(max_decode_seq_len, int(rows.prefill_ends.max()))
         table = self._block_table(slots, max_seq_len)
-        gather = decode_gather(
-            self._kv_cache.layer(0), table[:num_decode], decode.seq_lens, max_decode_seq_len
+        query_lens, prefill_seq_lens = tuple(lengths.tolist()), tuple(rows.prefill_ends.tolist())
+        gather = gather_rows(
+            self._kv_cache.layer(0),
+            table,
+            seq_lens,
+            num_decode,
+            max_decode_seq_len,
+            query_lens,
+            prefill_seq_lens,
         )
         attention = AttentionInputs(
             query_start_loc=device.upload(bounds.astype(np.int32)),
@@ -209,8 +218,8 @@ class InputPreparer:
             max_query_len=int(lengths.max()),
             max_seq_len=max_seq_len,
             max_decode_seq_len=max_decode_seq_len,
-            prefill_query_lens=tuple(lengths.tolist()),
-            prefill_seq_lens=tuple(rows.prefill_ends.tolist()),
+            prefill_query_lens=query_lens,
+            prefill_seq_lens=prefill_seq_lens,
             gather=gather,
         )
         sample_slots = all_slots[sampling]

@@ -1,6 +1,12 @@
 """The KV pool: one tensor, block-major, so that a block of all layers is one contiguous extent."""
 
+import math
+from typing import Final
+
+import numpy as np
 import torch
+
+_ALIGNMENT: Final = 64  # bytes; a cache line, and the widest vector register
 
 
 class KvCache:
@@ -23,7 +29,7 @@ class KvCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (num_blocks + 1, num_layers, 2, num_kv_heads, block_size, head_dim)
-        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self.tensor = _zeros(shape, dtype, device)
         self._layers = self.tensor.unbind(1)
 
     def layer(self, index: int) -> torch.Tensor:
@@ -34,3 +40,13 @@ class KvCache:
     def num_bytes(self) -> int:
         """Size of the pool."""
         return self.tensor.numel() * self.tensor.element_size()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on the CPU the system gives pages only as blocks are first used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape)

@@ -7,12 +7,11 @@ import numpy.typing as npt
 import torch
 
 from pillion.actors.gpu_worker.device import Device
-from pillion.messages.sampling import MAX_STOP_TOKEN_IDS
+from pillion.messages.sampling import MAX_END_TOKEN_IDS
 from pillion.messages.steps import NewSequence
 from pillion.runtime.errors import InvariantBroken
 
 FREE: Final = -1  # generation of a slot without a tenant
-_MAX_STOP_IDS: Final = MAX_STOP_TOKEN_IDS + 32  # beside the client's, a model's end-of-sequence ids
 
 
 class RequestStates:
@@ -43,9 +42,9 @@ class RequestStates:
         self.max_total = counters()
         # [max_num_seqs + 1] bool; also True for free slots
         self.finished = torch.ones(num_rows, dtype=torch.bool, device=device.device)
-        # [max_num_seqs + 1, _MAX_STOP_IDS] int32; -1 fills
+        # [max_num_seqs + 1, MAX_END_TOKEN_IDS] int32; -1 fills
         self.stop_ids = torch.full(
-            (num_rows, _MAX_STOP_IDS), -1, dtype=torch.int32, device=device.device
+            (num_rows, MAX_END_TOKEN_IDS), -1, dtype=torch.int32, device=device.device
         )
 
         self.generation_np = np.full(max_num_seqs, FREE, dtype=np.int32)
@@ -71,7 +70,7 @@ class RequestStates:
             prompt = tokens[: new.num_prompt_tokens]
             self.prompt_logprobs[slot] = (prompt, new.sampling.prompt_logprobs)
 
-        stops = np.full(_MAX_STOP_IDS, -1, dtype=np.int32)
+        stops = np.full(MAX_END_TOKEN_IDS, -1, dtype=np.int32)
         stops[: len(new.sampling.stop_token_ids)] = new.sampling.stop_token_ids
         self.token_table[slot, : len(tokens)] = self._device.upload(tokens.copy())
         self.stop_ids[slot] = self._device.upload(stops)
@@ -112,5 +111,5 @@ class RequestStates:
             )
         if not 0 < new.num_prompt_tokens <= num_tokens:
             raise InvariantBroken(f"{what}: {new.num_prompt_tokens} prompt tokens of {num_tokens}")
-        if len(new.sampling.stop_token_ids) > _MAX_STOP_IDS:
+        if len(new.sampling.stop_token_ids) > MAX_END_TOKEN_IDS:
             raise InvariantBroken(f"{what}: {len(new.sampling.stop_token_ids)} stop ids")

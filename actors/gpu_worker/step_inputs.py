@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pillion.kernels.paged_attention import DecodeGather
+from pillion.kernels.paged_attention import RowGather
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class AttentionInputs:
     query_start_loc: torch.Tensor
     # [num_rows] int32 device; KV length with this step's tokens, 0 for masked rows
     seq_lens: torch.Tensor
-    # [num_rows, max_blocks_in_step] int32 device; entries beyond a row's blocks are 0
+    # [num_rows, max_blocks_in_step] int32 device; entries beyond a row's blocks mean nothing
     block_table: torch.Tensor
     # [num_tokens] int64 device; block_id * block_size + offset, -1: do not write
     slot_mapping: torch.Tensor
@@ -35,7 +35,7 @@ class AttentionInputs:
     prefill_query_lens: tuple[int, ...] = ()
     prefill_seq_lens: tuple[int, ...] = ()
     # for the torch reference, computed once for all layers
-    gather: DecodeGather | None = None
+    gather: RowGather | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 import torch
 
 from pillion.kernels.paged_attention import reference
-from pillion.kernels.paged_attention.rows import AttentionRows, DecodeGather, decode_gather
+from pillion.kernels.paged_attention.rows import AttentionRows, RowGather, gather_rows
 
-__all__ = ["AttentionRows", "DecodeGather", "decode_gather", "paged_attention"]
+__all__ = ["AttentionRows", "RowGather", "gather_rows", "paged_attention"]
 
 
 def paged_attention(
@@ -19,8 +19,8 @@ def paged_attention(
 
     Query head h reads KV head h // (num_q_heads / num_kv_heads). With `sliding_window` w a token at
     position p sees positions p - w + 1 .. p. Rows with a KV length of 0 are masked: their output is
-    undefined and depends on nothing that another row's output depends on. Nothing beyond a sequence's
-    KV length is read into a result, whatever the cache holds there.
+    undefined, and no other row depends on it. Nothing beyond a sequence's KV length gets into a result,
+    whatever the cache holds there. Products and sums are at least as precise as the cache's type.
 
     q        [num_tokens, num_q_heads, head_dim]
     layer_kv [num_blocks, 2, num_kv_heads, block_size, head_dim], the last three dimensions dense;

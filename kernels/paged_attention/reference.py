@@ -1,9 +1,21 @@
-"""The specification in torch, and the CPU path."""
+"""The specification in torch, and the CPU path.
+
+Measured on a CPU with one thread for 30 layers of 9 over 3 heads of 64 elements: gathering token by token
+costs what gathering block by block does and needs no second pass that silences the rest of the last block;
+scaled_dot_product_attention over it takes as long as two products and a softmax in float32 with 32
+rows of 192 tokens, and half as long in bfloat16 or with one row.
+"""
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pillion.kernels.paged_attention.rows import AttentionRows, DecodeGather, decode_gather
+from pillion.kernels.paged_attention.rows import (
+    AttentionRows,
+    DecodeGather,
+    causal_bias,
+    decode_window_bias,
+    gather_rows,
+)
 
 
 def paged_attention(
@@ -15,25 +27,31 @@ def paged_attention(
 ) -> torch.Tensor:
     """See `pillion.kernels.paged_attention.paged_attention`."""
     num_decode = rows.num_decode_rows
+    gather = rows.gather or gather_rows(
+        layer_kv,
+        rows.block_table,
+        rows.seq_lens,
+        num_decode,
+        rows.max_decode_seq_len,
+        rows.prefill_query_lens,
+        rows.prefill_seq_lens,
+    )
+    dtype, q = q.dtype, q.to(layer_kv.dtype)
     parts = []
-    if num_decode:
-        gather = rows.gather or decode_gather(
-            layer_kv,
-            rows.block_table[:num_decode],
-            rows.seq_lens[:num_decode],
-            rows.max_decode_seq_len,
-        )
-        parts.append(_decode(q[:num_decode], layer_kv, gather, scale, sliding_window))
+    if gather.decode is not None:
+        parts.append(_decode(q[:num_decode], layer_kv, gather.decode, scale, sliding_window))
     start = num_decode
     lengths = zip(rows.prefill_query_lens, rows.prefill_seq_lens, strict=True)
-    for row, (query_len, seq_len) in enumerate(lengths, num_decode):
-        keys, values = _contiguous_kv(layer_kv, rows.block_table[row], seq_len)
-        chunk = q[start : start + query_len]
-        parts.append(_prefill(chunk, keys, values, scale, sliding_window))
+    for row, (query_len, seq_len) in enumerate(lengths):
+        bias = gather.prefill_bias[row]
+        if sliding_window is not None and seq_len > sliding_window:
+            bias = causal_bias(layer_kv, query_len, seq_len, sliding_window)
+        kv = _contiguous_kv(layer_kv, rows.block_table[num_decode + row], seq_len)
+        parts.append(_prefill(q[start : start + query_len], kv, bias, scale))
         start += query_len
     if not parts:
-        return torch.empty_like(q)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return torch.empty_like(q, dtype=dtype)
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
 
 
 def _decode(
@@ -45,32 +63,27 @@ def _decode(
 ) -> torch.Tensor:
     """One token per row, all rows at once: [num_rows, num_q_heads, head_dim]."""
     num_rows, num_q_heads, head_dim = q.shape
-    _, _, num_kv_heads, block_size, _ = layer_kv.shape
-    run = block_size * head_dim
-    num_runs = (
-        layer_kv.untyped_storage().nbytes() // layer_kv.itemsize
-    ) - layer_kv.storage_offset()
-    pool = layer_kv.as_strided((num_runs // run, run), (run, 1))
-    gathered = pool.index_select(0, gather.runs).view(2, num_rows, num_kv_heads, -1, head_dim)
-    keys, values = gathered.to(q.dtype).unbind(0)
-
-    beyond = gather.beyond
+    num_kv_heads = layer_kv.shape[2]
+    # From here to the end of the pool, whatever layer: the gather's tokens count from this layer's start.
+    pool_size = layer_kv.untyped_storage().nbytes() // layer_kv.element_size()
+    num_tokens = (pool_size - layer_kv.storage_offset()) // head_dim
+    pool = layer_kv.as_strided((num_tokens, head_dim), (head_dim, 1))
+    gathered = pool.index_select(0, gather.tokens)
+    keys, values = gathered.view(2, num_rows, num_kv_heads, -1, head_dim).unbind(0)
+    bias = gather.bias
     if sliding_window is not None:
-        beyond = beyond | _before_window(beyond, sliding_window)
+        bias = decode_window_bias(gather, sliding_window)
+    # The query heads that share a KV head are the "tokens" that attend to it.
     grouped = q.view(num_rows, num_kv_heads, -1, head_dim)
-    scores = torch.matmul(grouped, keys.transpose(-1, -2)).float() * scale
-    scores.masked_fill_(beyond[:, None, None, :], float("-inf"))
-    weights = scores.softmax(-1).to(q.dtype)
-    # A weight of zero does not silence what a former tenant left in the block if that is not finite.
-    values = values.masked_fill(gather.beyond[:, None, :, None], 0)
-    return torch.matmul(weights, values).view(num_rows, num_q_heads, head_dim)
-
-
-def _before_window(beyond: torch.Tensor, sliding_window: int) -> torch.Tensor:
-    """[num_rows, length] bool; True: further back than the window of the row's last token."""
-    seq_lens = (~beyond).sum(1, keepdim=True)
-    positions = torch.arange(beyond.shape[1], device=beyond.device)
-    return positions < seq_lens - sliding_window
+    group_size = grouped.shape[2]
+    out = scaled_dot_product_attention(
+        grouped,
+        keys,
+        values,
+        attn_mask=bias.expand(-1, 1, group_size, -1),
+        scale=scale,
+    )
+    return out.reshape(num_rows, num_q_heads, head_dim)
 
 
 def _contiguous_kv(
@@ -86,23 +99,18 @@ def _contiguous_kv(
 
 def _prefill(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    kv: tuple[torch.Tensor, torch.Tensor],
+    bias: torch.Tensor | None,
     scale: float,
-    sliding_window: int | None,
 ) -> torch.Tensor:
     """The last tokens of one sequence: [query_len, num_q_heads, head_dim]."""
-    query_len, seq_len = q.shape[0], keys.shape[1]
-    positions = torch.arange(seq_len, device=q.device)
-    own = positions[seq_len - query_len :, None]
-    visible = positions <= own
-    if sliding_window is not None:
-        visible &= positions > own - sliding_window
+    keys, values = kv
     out = scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
-        keys.to(q.dtype).unsqueeze(0),
-        values.to(q.dtype).unsqueeze(0),
-        attn_mask=visible,
+        keys.unsqueeze(0),
+        values.unsqueeze(0),
+        attn_mask=bias,
+        is_causal=bias is None,
         scale=scale,
         enable_gqa=True,
     )

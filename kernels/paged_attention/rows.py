@@ -1,23 +1,37 @@
 """What attention needs to know about the rows of a step; the same for all layers."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
+
+# Added to a score it leaves a weight of zero. It is finite so that a stretch of a row that is masked
+# altogether (a window's far side) gives no 0 / 0.
+_HIDDEN: Final = -1e30
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGather:
-    """Where the decode rows' keys and values lie and which of them count, for the torch reference.
+    """Where the decode rows' keys and values lie, and which of them count."""
 
-    Computed once per step; it holds for every layer because a layer is an offset into the pool.
-    """
+    # [2 * num_decode_rows * num_kv_heads * length] int64; tokens of one head in the pool: all keys, row
+    # by row and head by head, then all values. Beyond a row's KV length its first token stands in.
+    tokens: torch.Tensor
+    # [num_decode_rows, 1, 1, length] in the pool's type; 0, or _HIDDEN beyond the row's KV length
+    bias: torch.Tensor
+    # [num_decode_rows, 1] int32
+    seq_lens: torch.Tensor
 
-    # [2 * num_decode_rows * num_kv_heads * num_blocks] int64; runs of block_size tokens of one head
-    # in the pool: of all keys, row by row and head by head, then of all values
-    runs: torch.Tensor
-    # [num_decode_rows, num_blocks * block_size] bool; True: beyond the row's KV length
-    beyond: torch.Tensor
+
+@dataclass(frozen=True, slots=True)
+class RowGather:
+    """What the torch reference wants to know. A layer is an offset into the pool, so it holds for all layers."""
+
+    # None without decode rows
+    decode: DecodeGather | None
+    # Per prefill row [query_len, seq_len] in the pool's type, as `bias` above; None: the row starts at
+    # its sequence's start, where causality is all there is to say.
+    prefill_bias: tuple[torch.Tensor | None, ...]
 
 
 class AttentionRows(Protocol):
@@ -48,26 +62,71 @@ class AttentionRows(Protocol):
         """KV length of each prefill row."""
 
     @property
-    def gather(self) -> DecodeGather | None:
-        """What `decode_gather` gave for these rows, or None: then each layer computes it again."""
+    def gather(self) -> RowGather | None:
+        """What `gather_rows` gave for these rows, or None: then each layer computes it again."""
 
 
-def decode_gather(
-    layer_kv: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int
+def gather_rows(
+    layer_kv: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_decode_rows: int,
+    max_decode_seq_len: int,
+    prefill_query_lens: tuple[int, ...],
+    prefill_seq_lens: tuple[int, ...],
+) -> RowGather:
+    """Computed once per step, from any layer of the pool; arguments as in AttentionRows."""
+    decode = None
+    if num_decode_rows:
+        decode = _gather_decode(
+            layer_kv, block_table[:num_decode_rows], seq_lens[:num_decode_rows], max_decode_seq_len
+        )
+    biases = [
+        None if query_len == seq_len else causal_bias(layer_kv, query_len, seq_len)
+        for query_len, seq_len in zip(prefill_query_lens, prefill_seq_lens, strict=True)
+    ]
+    return RowGather(decode, tuple(biases))
+
+
+def causal_bias(
+    layer_kv: torch.Tensor, query_len: int, seq_len: int, sliding_window: int | None = None
+) -> torch.Tensor:
+    """[query_len, seq_len] for the last tokens of a sequence; 0 where a token sees another."""
+    positions = torch.arange(seq_len, device=layer_kv.device)
+    own = positions[seq_len - query_len :, None]
+    hidden = positions > own
+    if sliding_window is not None:
+        hidden |= positions <= own - sliding_window
+    return _bias(hidden, layer_kv)
+
+
+def decode_window_bias(gather: DecodeGather, sliding_window: int) -> torch.Tensor:
+    """The decode rows' bias with a window: [num_decode_rows, 1, 1, length]."""
+    positions = torch.arange(gather.bias.shape[-1], device=gather.bias.device)
+    before = (positions < gather.seq_lens - sliding_window)[:, None, None, :]
+    return gather.bias.masked_fill(before, _HIDDEN)
+
+
+def _gather_decode(
+    layer_kv: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, length: int
 ) -> DecodeGather:
-    """The gather of decode rows, from any layer of the pool.
-
-    layer_kv    [num_blocks, 2, num_kv_heads, block_size, head_dim]
-    block_table [num_decode_rows, at least ceil(max_seq_len / block_size)] int32
-    seq_lens    [num_decode_rows] int32
-    """
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
-    num_blocks = -(-max_seq_len // block_size)
-    device = block_table.device
-    runs_per_block = layer_kv.stride(0) // (block_size * head_dim)
-    heads = torch.arange(2 * num_kv_heads, device=device).view(2, 1, num_kv_heads, 1)
-    first_run = block_table[:, None, :num_blocks].to(torch.int64) * runs_per_block
-    positions = torch.arange(num_blocks * block_size, device=device, dtype=torch.int32)
+    tokens_per_block = layer_kv.stride(0) // head_dim
+    positions = torch.arange(length, device=layer_kv.device)
+    beyond = positions >= seq_lens[:, None]
+    # What lies beyond is never read: a former tenant may have left numbers there that are not finite,
+    # and a weight of zero would not silence them.
+    positions = positions.masked_fill(beyond, 0)
+    block_ids = block_table.to(torch.int64).gather(1, positions // block_size)
+    tokens = block_ids * tokens_per_block + positions % block_size
+    heads = torch.arange(2 * num_kv_heads, device=layer_kv.device) * block_size
     return DecodeGather(
-        runs=(first_run + heads).flatten(), beyond=positions >= seq_lens.unsqueeze(1)
+        tokens=(tokens[:, None] + heads.view(2, 1, num_kv_heads, 1)).flatten(),
+        bias=_bias(beyond, layer_kv)[:, None, None, :],
+        seq_lens=seq_lens[:, None],
     )
+
+
+def _bias(hidden: torch.Tensor, layer_kv: torch.Tensor) -> torch.Tensor:
+    zeros = torch.zeros(hidden.shape, dtype=layer_kv.dtype, device=layer_kv.device)
+    return zeros.masked_fill_(hidden, _HIDDEN)

@@ -1,0 +1,134 @@
+"""How much a worker takes on: sequences, tokens per step, and a KV pool that fits the memory."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.errors import ConfigError
+
+# A step of this size keeps two cores busy for about a second; a GPU wants far more to be busy at all.
+CPU_MAX_NUM_SEQS: Final = 32
+CPU_MAX_NUM_BATCHED_TOKENS: Final = 512
+CUDA_MAX_NUM_SEQS: Final = 256
+CUDA_MAX_NUM_BATCHED_TOKENS: Final = 8192
+
+# Of the memory that is free, a CPU daemon takes a modest share: it is a guest on that machine.
+CPU_KV_SHARE: Final = 0.25
+CPU_KV_MOST_BYTES: Final = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What one block of all layers holds."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    bytes_per_number: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Keys and values of block_size tokens in all layers."""
+        numbers = self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim
+        return numbers * self.bytes_per_number
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that a sequence of this length needs."""
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What the worker's tables are made for."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks: int
+
+
+def cpu_kv_bytes(config: EngineConfig, shape: KvShape, free_bytes: int) -> int:
+    """Memory for the KV pool of a CPU worker, when `free_bytes` of the machine's memory are free.
+
+    Raises ConfigError with the sum if the setting asks for more than there is.
+    """
+    if config.num_kv_blocks is not None:
+        wanted, setting = config.num_kv_blocks * shape.block_bytes, "num_kv_blocks"
+    elif config.kv_cache_bytes is not None:
+        wanted, setting = config.kv_cache_bytes, "kv_cache_bytes"
+    else:
+        modest = min(int(free_bytes * CPU_KV_SHARE), CPU_KV_MOST_BYTES)
+        # A length that was asked for is worth more memory than the modest share, if it is there.
+        length = config.max_model_len or config.block_size
+        wanted = max(modest, shape.blocks_for(length) * shape.block_bytes)
+        setting = "max_model_len"
+    if wanted > free_bytes:
+        raise ConfigError(
+            f"{setting}: the KV cache would take {_mib(wanted)} ({wanted // shape.block_bytes} blocks"
+            f" of {shape.block_bytes} bytes), but {_mib(free_bytes)} of memory are free"
+        )
+    return wanted
+
+
+def cuda_kv_bytes(
+    config: EngineConfig, shape: KvShape, total_bytes: int, used_bytes: int, workspace_bytes: int
+) -> int:
+    """Memory for the KV pool of a CUDA worker after weights are loaded and a largest step was measured.
+
+    Raises ConfigError with the sum if nothing is left, or less than the setting asks for.
+    """
+    usable = int(total_bytes * config.memory_fraction)
+    left = usable - used_bytes - workspace_bytes
+    if config.num_kv_blocks is not None:
+        wanted = config.num_kv_blocks * shape.block_bytes
+    else:
+        wanted = left if config.kv_cache_bytes is None else config.kv_cache_bytes
+    if wanted > left or left < shape.block_bytes:
+        raise ConfigError(
+            f"memory_fraction: {config.memory_fraction} of {_mib(total_bytes)} are {_mib(usable)};"
+            f" {_mib(used_bytes)} are in use with the weights and a step takes {_mib(workspace_bytes)},"
+            f" which leaves {_mib(left)} for the KV cache, and it needs"
+            f" {_mib(max(wanted, shape.block_bytes))}"
+        )
+    return wanted
+
+
+def worker_limits(
+    config: EngineConfig, shape: KvShape, max_positions: int, kv_bytes: int, *, is_cuda: bool
+) -> WorkerLimits:
+    """The worker's limits with a KV pool of at most this size.
+
+    Unless it is set, max_model_len is what the model was made for, or what fits the pool if that is
+    less. Raises ConfigError naming the setting that cannot be kept.
+    """
+    num_blocks = kv_bytes // shape.block_bytes
+    pool_tokens = num_blocks * shape.block_size
+    if config.max_model_len is None:
+        max_model_len = min(max_positions, pool_tokens)
+    else:
+        max_model_len = config.max_model_len
+    if max_model_len > max_positions:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the model was made for {max_positions} positions"
+        )
+    if max_model_len > pool_tokens or max_model_len < 2:
+        raise ConfigError(
+            f"max_model_len: one sequence of {max_model_len} tokens needs"
+            f" {shape.blocks_for(max(max_model_len, 2))} KV blocks of {shape.block_bytes} bytes,"
+            f" but {_mib(kv_bytes)} hold {num_blocks}"
+        )
+    max_num_seqs = config.max_num_seqs or (CUDA_MAX_NUM_SEQS if is_cuda else CPU_MAX_NUM_SEQS)
+    max_num_batched_tokens = config.max_num_batched_tokens or max(
+        max_num_seqs, CUDA_MAX_NUM_BATCHED_TOKENS if is_cuda else CPU_MAX_NUM_BATCHED_TOKENS
+    )
+    if max_num_batched_tokens < max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens is {max_num_batched_tokens}, but {max_num_seqs} sequences"
+            " (max_num_seqs) decode one token each per step"
+        )
+    return WorkerLimits(max_num_seqs, max_num_batched_tokens, max_model_len, num_blocks)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
