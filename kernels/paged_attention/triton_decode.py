@@ -4,9 +4,17 @@ A program owns one row, one KV head (with all query heads that share it) and one
 program that finishes last for its row and head merges the splits, so there is no second kernel.
 """
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+_LOG2_E = 1.4426950408889634
+# Programs of a split launch at most; half as many keep every multiprocessor of the largest cards at work.
+_TARGET_PROGRAMS = 264
+_MAX_SPLITS = 32
 
 
 @triton.jit
@@ -33,18 +41,22 @@ def decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[row, head] = softmax(q k^T scale) v over the first seq_lens[row] positions; zeros if none."""
+    """out[row, head] = softmax(q k^T scale) v over the last WINDOW (0: all) positions; zeros if none."""
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     if PDL:
         gdc_wait()
     seq_len = tl.load(seq_lens_ptr + row)
-    chunk = tl.cdiv(tl.cdiv(seq_len, SPLITS), BLOCK_T) * BLOCK_T
-    start = split * chunk
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(seq_len - WINDOW, 0)
+    chunk = tl.cdiv(tl.cdiv(seq_len - first, SPLITS), BLOCK_T) * BLOCK_T
+    start = first + split * chunk
     end = tl.minimum(start + chunk, seq_len)
     g = tl.arange(0, 16)
     d = tl.arange(0, PADDED_DIM)
@@ -55,7 +67,9 @@ def decode_attention_kernel(
     out_mask = g_mask[:, None] & d_mask[None, :]
     if seq_len == 0:
         if split == 0:
-            tl.store(out_at, tl.zeros((16, PADDED_DIM), dtype=out_ptr.dtype.element_ty), mask=out_mask)
+            tl.store(
+                out_at, tl.zeros((16, PADDED_DIM), dtype=out_ptr.dtype.element_ty), mask=out_mask
+            )
         return
     if start >= end:
         return
@@ -88,7 +102,7 @@ def decode_attention_kernel(
         top = new_top
     if PDL:
         gdc_launch_dependents()
-    active = tl.cdiv(seq_len, chunk)
+    active = tl.cdiv(seq_len - first, chunk)
     if active == 1:
         tl.store(out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=out_mask)
         return
@@ -97,7 +111,7 @@ def decode_attention_kernel(
     tl.store(partial_ptr + part * 16 * PADDED_DIM + g[:, None] * PADDED_DIM + d[None, :], acc)
     tl.store(stats_ptr + part * 32 + g, top)
     tl.store(stats_ptr + part * 32 + 16 + g, total)
-    tl.debug_barrier()
+    tl.debug_barrier()  # all threads' stores come before the one thread's arrival
     arrived = tl.atomic_add(arrivals_ptr + pair, 1, sem="acq_rel")
     if arrived != active - 1:
         return
@@ -120,3 +134,72 @@ def decode_attention_kernel(
         acc = acc * keep[:, None] + s_acc * add[:, None]
         top = new_top
     tl.store(out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=out_mask)
+
+
+@functools.lru_cache
+def _scratch(device: torch.device, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Partial results, their statistics and arrival counters, for any launch with more than one split.
+
+    Made once and never moved, because graphs keep their addresses. The counters return to zero by
+    themselves at the end of each launch.
+    """
+    return (
+        torch.empty(_TARGET_PROGRAMS * 16 * dim, device=device),
+        torch.empty(_TARGET_PROGRAMS * 32, device=device),
+        torch.zeros(_TARGET_PROGRAMS, dtype=torch.int32, device=device),
+    )
+
+
+def num_splits(num_rows: int, num_kv_heads: int) -> int:
+    """Splits of each sequence: enough programs for the card, the same for every length."""
+    splits = 1
+    while num_rows * num_kv_heads * splits <= _TARGET_PROGRAMS // 2 and splits < _MAX_SPLITS:
+        splits *= 2
+    return splits
+
+
+def decode_attention(
+    q: torch.Tensor,
+    layer_kv: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+    pdl: bool = False,
+) -> None:
+    """Attention of rows with one token each: q and out are [num_rows, num_q_heads, head_dim]. Writes: out."""
+    num_rows, num_q_heads, head_dim = q.shape
+    num_kv_heads = layer_kv.shape[2]
+    dim = max(16, triton.next_power_of_2(head_dim))
+    splits = num_splits(num_rows, num_kv_heads)
+    partial, stats, arrivals = _scratch(q.device, dim)
+    decode_attention_kernel[(num_rows, num_kv_heads, splits)](
+        q,
+        layer_kv,
+        block_table,
+        seq_lens,
+        out,
+        partial,
+        stats,
+        arrivals,
+        scale * _LOG2_E,
+        q.stride(0),
+        out.stride(0),
+        block_table.stride(0),
+        layer_kv.stride(0),
+        layer_kv.stride(1),
+        layer_kv.stride(2),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=dim,
+        BLOCK_SIZE=layer_kv.shape[3],
+        BLOCK_T=64 if splits > 1 else 128,
+        SPLITS=splits,
+        WINDOW=sliding_window or 0,
+        STAGES=2,
+        PDL=pdl,
+        num_warps=4,
+        **({"launch_pdl": True} if pdl else {}),
+    )

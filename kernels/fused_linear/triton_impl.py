@@ -1,14 +1,17 @@
 """Products of a few rows with a weight matrix, with what stands around them fused in.
 
-At decode time a product reads every weight once for 1 to 16 rows, so it costs what reading costs. Each
+At decode time a product reads every weight once for a few rows, so it costs what reading costs. Each
 program owns BLOCK_N output columns and walks along K; nothing is reduced between programs. The root mean
 square of the input is summed on the way (it scales the finished product), so a norm in front costs no pass of
-its own. With programmatic dependent launch the first weight tile is loaded while the kernel before still runs.
+its own. With programmatic dependent launch a kernel is set up while the one before finishes.
 """
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pillion.kernels.fused_linear.tiles import Tile, best_tile
 
 
 @triton.jit
@@ -164,7 +167,6 @@ def skinny_qkv_kernel(
     gain_ptr,
     bias_ptr,
     cos_sin_ptr,
-    positions_ptr,
     slot_mapping_ptr,
     q_ptr,
     kv_ptr,
@@ -211,8 +213,7 @@ def skinny_qkv_kernel(
         y2 += tl.load(bias_ptr + n1 + HALF, mask=j_mask, other=0.0).to(tl.float32)[:, None]
     mask = row_mask[None, :] & j_mask[:, None]
     if head < NUM_Q_HEADS + NUM_KV_HEADS:
-        position = tl.load(positions_ptr + rows, mask=row_mask, other=0).to(tl.int64)
-        at = cos_sin_ptr + position[None, :] * HEAD_DIM + j[:, None]
+        at = cos_sin_ptr + rows[None, :] * HEAD_DIM + j[:, None]
         cos = tl.load(at, mask=mask, other=0.0)
         sin = tl.load(at + HALF, mask=mask, other=0.0)
         rotated = y1 * cos - y2 * sin
@@ -237,3 +238,155 @@ def skinny_qkv_kernel(
         mask = mask & (slot >= 0)[None, :]
         tl.store(at, y1.to(kv_ptr.dtype.element_ty), mask=mask)
         tl.store(at + HALF, y2.to(kv_ptr.dtype.element_ty), mask=mask)
+
+
+def _pdl_option(pdl: bool) -> dict[str, bool]:
+    return {"launch_pdl": True} if pdl else {}
+
+
+def _rows(num_rows: int) -> int:
+    """The padded number of rows that a kernel is compiled for."""
+    return 1 if num_rows == 1 else max(8, triton.next_power_of_2(num_rows))
+
+
+def _launch(
+    kind: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    gain: torch.Tensor | None,
+    eps: float,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    tile: Tile | None,
+    pdl: bool,
+) -> None:
+    num_rows, k = x.shape
+    n_out = out.shape[1]
+    rows = _rows(num_rows)
+    tile = tile or best_tile(kind, weight.shape[0], k, rows)
+    skinny_linear_kernel[(triton.cdiv(n_out, tile.block_n),)](
+        x,
+        weight,
+        gain,
+        bias,
+        residual,
+        out,
+        num_rows,
+        n_out,
+        x.stride(0),
+        out.stride(0),
+        eps,
+        K=k,
+        ROWS=rows,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        STAGES=tile.stages,
+        NORM=gain is not None,
+        GATED=kind == "gated",
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        PDL=pdl,
+        num_warps=tile.warps,
+        **_pdl_option(pdl),
+    )
+
+
+def norm_linear(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    *,
+    pdl: bool = False,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """See `pillion.kernels.fused_linear.norm_linear`."""
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
+    _launch("norm", x, weight, gain, eps, bias, None, out, tile, pdl)
+    return out
+
+
+def norm_gated_linear(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    *,
+    pdl: bool = False,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """See `pillion.kernels.fused_linear.norm_gated_linear`."""
+    out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
+    _launch("gated", x, weight, gain, eps, None, None, out, tile, pdl)
+    return out
+
+
+def linear_add(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    *,
+    pdl: bool = False,
+    tile: Tile | None = None,
+) -> None:
+    """See `pillion.kernels.fused_linear.linear_add`."""
+    _launch("add", x, weight, None, 0.0, bias, residual, residual, tile, pdl)
+
+
+def norm_qkv(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    cos_sin: torch.Tensor,
+    layer_kv: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    num_q_heads: int,
+    *,
+    pdl: bool = False,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """See `pillion.kernels.fused_linear.norm_qkv`."""
+    num_rows, k = x.shape
+    _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
+    rows = _rows(num_rows)
+    tile = tile or best_tile("qkv", weight.shape[0], k, rows)
+    block_h = min(tile.block_n, triton.next_power_of_2(head_dim // 2))
+    q = torch.empty((num_rows, num_q_heads, head_dim), dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(head_dim // 2, block_h) * (num_q_heads + 2 * num_kv_heads),)
+    skinny_qkv_kernel[grid](
+        x,
+        weight,
+        gain,
+        bias,
+        cos_sin,
+        slot_mapping,
+        q,
+        layer_kv,
+        num_rows,
+        x.stride(0),
+        q.stride(0),
+        layer_kv.stride(0),
+        layer_kv.stride(1),
+        layer_kv.stride(2),
+        eps,
+        K=k,
+        NUM_Q_HEADS=num_q_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        ROWS=rows,
+        BLOCK_H=block_h,
+        BLOCK_K=tile.block_k,
+        STAGES=tile.stages,
+        BIAS=bias is not None,
+        PDL=pdl,
+        num_warps=tile.warps,
+        **_pdl_option(pdl),
+    )
+    return q
