@@ -19,6 +19,14 @@ ROWS: Final = (1, 4, 8, 16, 32, 64)
 # don't hold them all. The ends come first, for measurements that take too long on a busy machine are left out.
 _MEASUREMENTS: Final = ((1, 24), (64, 4), (8, 8), (4, 12), (16, 4), (32, 4))
 _BUDGET_S: Final = 0.5
+# What stands for a measurement that was left out: milliseconds of one thread of an AVX2 EPYC for a model of
+# 106 million weights, one column for each of ROWS. Packed bfloat16, which needs AVX-512, is an assumption.
+_TYPICAL_MS: Final[dict[Form, tuple[float, ...]]] = {
+    "four_bit": (19, 39, 74, 103, 236, 510),
+    "bfloat16": (48, 122, 234, 400, 800, 1600),
+    "packed_bfloat16": (50, 60, 80, 100, 160, 230),
+    "packed_float32": (88, 112, 136, 159, 253, 370),
+}
 # Beyond so many rows torch's plain bfloat16 product falls far behind, so it isn't measured there.
 _PLAIN_MAX_ROWS: Final = 4
 # A second form costs memory: it must save this much, as a sum over ROWS of shares of the fastest time.
@@ -68,7 +76,9 @@ def measure_plan(linears: Sequence[AdaptiveLinear]) -> Plan:
     """
     forms = sorted(linears[0].forms)
     deadline = time.perf_counter() + _BUDGET_S
-    seconds: dict[int, dict[Form, float]] = {}
+    seconds: dict[int, dict[Form, float]] = {
+        rows: {form: _TYPICAL_MS[form][index] for form in forms} for index, rows in enumerate(ROWS)
+    }
     for rows, most in _MEASUREMENTS:
         if time.perf_counter() < deadline:
             seconds[rows] = _time(linears[:most], _candidates(forms, rows), rows)
@@ -78,7 +88,7 @@ def measure_plan(linears: Sequence[AdaptiveLinear]) -> Plan:
 def fastest_plan(seconds: Mapping[int, Mapping[Form, float]]) -> Plan:
     """The plan that loses least against the fastest form at each of ROWS.
 
-    `seconds`: for some of ROWS, what the forms took. A plan has one form for few rows and another, or the
+    `seconds`: for each of ROWS, what the forms took in any unit. A plan has one form for few rows and another, or the
     same, from some number of rows on. This is how the forms differ, and it bears a disturbed measurement.
     """
     losses = {
