@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+import torch
+
 from pillion.actors.gpu_worker.input_preparer import InputPreparer, PlanRows
 from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor, PendingOutput, StepIdentity
@@ -68,6 +70,7 @@ class Worker:
         self._next_step_id = 0
         self._launched: deque[_Launched] = deque()
 
+    @torch.inference_mode()
     def on_message(self, message: WorkerInbox, now_ns: int) -> None:
         """Takes a plan, or news of the scheduler. Raises InvariantBroken if a plan is missing."""
         match message:
@@ -81,6 +84,7 @@ class Worker:
             case _:
                 assert_never(message)
 
+    @torch.inference_mode()
     def tick(self, now_ns: int) -> int | None:
         """Launches a step or collects one. Returns now_ns while there is work: come back at once."""
         may_launch = len(self._launched) < self._steps_in_flight

@@ -1,0 +1,57 @@
+"""The gpu_worker's process."""
+
+import sys
+
+from pillion.messages.control import StartPhase
+from pillion.messages.inboxes import WorkerInbox
+from pillion.runtime.actor import report_failure, run_actor
+from pillion.runtime.channels import Post
+from pillion.runtime.clock import NS_PER_MS, now_ns
+from pillion.runtime.process import ActorContext, enter
+
+
+class _Phases:
+    """Tells the launcher how long each phase of the start took."""
+
+    def __init__(self, context: ActorContext, post: Post) -> None:
+        self._context = context
+        self._post = post
+        self._started_ns = now_ns()
+
+    def end(self, phase: str) -> None:
+        """A phase has ended, and the next one begins."""
+        ended_ns = now_ns()
+        self._post.send(
+            "launcher",
+            StartPhase(
+                actor=self._context.name,
+                epoch=self._context.epoch,
+                phase=phase,
+                duration_ms=(ended_ns - self._started_ns) / NS_PER_MS,
+            ),
+        )
+        self._started_ns = ended_ns
+
+
+def main() -> int:
+    """Loads the model, then runs plans until Shutdown. Returns the exit status."""
+    context = enter("gpu_worker")
+    post = Post(context.run_dir)
+    phases = _Phases(context, post)
+    try:
+        # torch is imported here, when the launcher's end is being watched for.
+        from pillion.actors.gpu_worker.start_up import start_worker
+
+        phases.end("imports")
+        worker, geometry = start_worker(context.config, context.epoch, phases.end)
+    except Exception as error:
+        report_failure(context, error)
+        return 1
+    finally:
+        post.close()
+    worker.outgoing.append(("launcher", geometry))
+    return run_actor(context, worker, WorkerInbox)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The three stages of a worker, wired to one state table and one KV pool."""
+
+from dataclasses import dataclass
+
+from pillion.actors.gpu_worker.block_tables import BlockTables
+from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.input_preparer import InputPreparer
+from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.limits import WorkerLimits
+from pillion.actors.gpu_worker.model_executor import Model, ModelExecutor
+from pillion.actors.gpu_worker.output_processor import OutputProcessor
+from pillion.actors.gpu_worker.request_states import RequestStates
+from pillion.actors.gpu_worker.sampling.sampler import Sampler
+from pillion.actors.gpu_worker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What a Worker drives. It holds no plans, so several workers may use it one after the other."""
+
+    device: Device
+    states: RequestStates
+    input_preparer: InputPreparer
+    executor: ModelExecutor
+    output_processor: OutputProcessor
+
+    @classmethod
+    def build(
+        cls,
+        device: Device,
+        model: Model,
+        vocab_size: int,
+        kv_cache: KvCache,
+        limits: WorkerLimits,
+    ) -> "Stages":
+        """Empty tables for this many sequences, and the stages around them."""
+        states = RequestStates(device, limits.max_num_seqs, limits.max_model_len)
+        blocks = BlockTables(
+            device,
+            limits.max_num_seqs,
+            limits.max_model_len,
+            kv_cache.block_size,
+            kv_cache.num_blocks,
+        )
+        executor = ModelExecutor(model, kv_cache)
+        # The state table's scratch row may appear in padded batches, so the sampler knows it too.
+        sampler = Sampler(vocab_size, limits.max_num_seqs + 1, limits.max_model_len, device.device)
+        return cls(
+            device=device,
+            states=states,
+            input_preparer=InputPreparer(device, states, blocks, kv_cache),
+            executor=executor,
+            output_processor=OutputProcessor(
+                device, states, sampler, executor.compute_logits, vocab_size
+            ),
+        )
+
+    def worker(self, epoch: int, steps_in_flight: int) -> Worker:
+        """A worker without plans. On the CPU a launch returns when the step is done, so nothing is in flight."""
+        return Worker(
+            epoch=epoch,
+            states=self.states,
+            input_preparer=self.input_preparer,
+            executor=self.executor,
+            output_processor=self.output_processor,
+            steps_in_flight=steps_in_flight if self.device.is_cuda else 1,
+        )

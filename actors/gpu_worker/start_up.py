@@ -1,0 +1,174 @@
+"""From a configuration to a worker that has run a step."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from pillion.actors.gpu_worker.device import (
+    Device,
+    available_cpu_threads,
+    choose_device,
+    free_memory_bytes,
+)
+from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.limits import (
+    KvShape,
+    WorkerLimits,
+    cpu_kv_bytes,
+    cuda_kv_bytes,
+    worker_limits,
+)
+from pillion.actors.gpu_worker.models.loader import (
+    LoadedModel,
+    choose_dtype,
+    load_model,
+    open_checkpoint,
+)
+from pillion.actors.gpu_worker.stages import Stages
+from pillion.actors.gpu_worker.warm_up import warm_up
+from pillion.actors.gpu_worker.worker import Worker
+from pillion.messages.control import EngineGeometry, KvGroupGeometry
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.model_source import ModelSource, resolve_model
+
+# Tokens of a warm-up prefill: enough to load every operator, few enough to take no time.
+_WARM_UP_TOKENS: Final = 48
+
+# Parameters of mallopt(3). What a step has freed, in pieces of up to 32 MiB (the most that glibc allows),
+# is kept for the next step; to return it and have it mapped again page by page doubled the time of
+# attention in a decode step of 32 rows.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_KEPT_PIECE_BYTES: Final = 32 << 20
+_KEPT_BYTES: Final = 512 << 20
+
+
+def start_worker(
+    config: EngineConfig, epoch: int, end_phase: Callable[[str], None]
+) -> tuple[Worker, EngineGeometry]:
+    """Loads the model, sizes the KV pool and runs a first step; `end_phase` hears what is done.
+
+    Raises ConfigError or ModelError for what cannot work, before the weights are read where that can be
+    known.
+    """
+    device = Device(choose_device(config.device))
+    if not device.is_cuda:
+        torch.set_num_threads(config.cpu_threads or available_cpu_threads())
+        _keep_freed_memory()
+    source = resolve_model(config.model_path or config.model)
+    checkpoint = open_checkpoint(config, source)
+    model_config = checkpoint.config
+    dtype = choose_dtype(config.dtype, device.device, model_config)
+    shape = KvShape(
+        num_layers=model_config.num_layers,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        block_size=config.block_size,
+        bytes_per_number=dtype.itemsize,
+    )
+    max_positions = model_config.max_positions
+    if not device.is_cuda:
+        kv_bytes = cpu_kv_bytes(config, shape, free_memory_bytes())
+        limits = worker_limits(config, shape, max_positions, kv_bytes, is_cuda=False)
+    end_phase("model files")
+
+    loaded = load_model(config, source, device.device, dtype, checkpoint)
+    end_phase("weights")
+    if device.is_cuda:
+        limits = _measured_cuda_limits(config, shape, device, loaded)
+    kv_cache = _kv_cache(shape, limits.num_blocks, dtype, device)
+    stages = Stages.build(device, loaded.model, model_config.vocab_size, kv_cache, limits)
+    end_phase("kv cache")
+
+    warm_up(stages, limits, shape.block_size, _WARM_UP_TOKENS)
+    end_phase("warm-up")
+    geometry = _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
+    return stages.worker(epoch, config.steps_in_flight), geometry
+
+
+def _measured_cuda_limits(
+    config: EngineConfig, shape: KvShape, device: Device, loaded: LoadedModel
+) -> WorkerLimits:
+    """Limits with the pool that a largest step leaves room for; runs such a step with a pool of its own."""
+    cuda, max_positions = torch.cuda, loaded.config.max_positions
+    unlimited = worker_limits(config, shape, max_positions, 1 << 62, is_cuda=True)
+    probe_blocks = (
+        shape.blocks_for(min(unlimited.max_num_batched_tokens, unlimited.max_model_len))
+        + unlimited.max_num_seqs
+    )
+    probe_limits = WorkerLimits(
+        unlimited.max_num_seqs,
+        unlimited.max_num_batched_tokens,
+        unlimited.max_model_len,
+        probe_blocks,
+    )
+    free_bytes, total_bytes = cuda.mem_get_info(device.device)
+    # What others hold on the device counts as in use.
+    used_bytes = total_bytes - free_bytes
+    before = cuda.memory_allocated(device.device)
+    cuda.reset_peak_memory_stats(device.device)
+    kv_cache = _kv_cache(shape, probe_blocks, loaded.dtype, device)
+    stages = Stages.build(device, loaded.model, loaded.config.vocab_size, kv_cache, probe_limits)
+    warm_up(stages, probe_limits, shape.block_size, probe_limits.max_num_batched_tokens)
+    cuda.synchronize(device.device)
+    peak = cuda.max_memory_allocated(device.device)
+    workspace_bytes = peak - before - kv_cache.num_bytes
+    del stages, kv_cache
+    cuda.empty_cache()
+    kv_bytes = cuda_kv_bytes(config, shape, total_bytes, used_bytes, workspace_bytes)
+    return worker_limits(config, shape, max_positions, kv_bytes, is_cuda=True)
+
+
+def _kv_cache(shape: KvShape, num_blocks: int, dtype: torch.dtype, device: Device) -> KvCache:
+    return KvCache(
+        num_blocks=num_blocks,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        block_size=shape.block_size,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=device.device,
+    )
+
+
+def _geometry(
+    config: EngineConfig,
+    epoch: int,
+    source: ModelSource,
+    device: Device,
+    loaded: LoadedModel,
+    limits: WorkerLimits,
+    shape: KvShape,
+    kv_cache: KvCache,
+) -> EngineGeometry:
+    group = KvGroupGeometry(
+        kind="full_attention",
+        num_layers=shape.num_layers,
+        num_blocks=limits.num_blocks,
+        block_size_tokens=shape.block_size,
+        block_bytes=shape.block_bytes,
+    )
+    return EngineGeometry(
+        epoch=epoch,
+        model_name=config.served_model_name or source.name,
+        architecture=loaded.config.architecture,
+        device=str(device.device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        kv_groups=[group],
+        weights_bytes=loaded.weights_bytes,
+        kv_bytes=kv_cache.num_bytes,
+    )
+
+
+def _keep_freed_memory() -> None:
+    """Asks the C library, if it is glibc, to keep what is freed for the next step."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_PIECE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
