@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
+from pillion.actors.gpu_worker.sampling.slot_table import SlotTable
 from pillion.kernels.gumbel_noise import gumbel_noise
 from pillion.messages.sampling import (
     MAX_BAD_WORD_SEQUENCES,
@@ -297,6 +298,30 @@ def test_a_released_slot_leaves_nothing_to_its_next_tenant(make_rig: MakeRig) ->
                 assert (expected.logprobs is None) == (found.logprobs is None)
                 for rig in (fresh, used):
                     rig.observe([4], expected.token_ids.tolist())
+
+
+def test_a_released_slots_rows_are_neutral_for_devices_that_edit_every_row(
+    make_rig: MakeRig,
+) -> None:
+    fresh, used = make_rig(50, preallocate=True), make_rig(50, preallocate=True)
+    used.add(
+        2,
+        presence_penalty=1.0,
+        logit_bias={3: 1.0},
+        allowed_token_ids=[4, 5],
+        bad_words=[[6, 7]],
+        min_tokens=3,
+        stop_token_ids=[8],
+    )
+    used.sampler.release(2)
+    num_tables = 0
+    for name in ("_allowed_ids", "_logit_bias", "_penalties", "_min_tokens", "_bad_words"):
+        for attribute, table in vars(getattr(fresh.sampler, name)).items():
+            if isinstance(table, SlotTable):
+                found = getattr(getattr(used.sampler, name), attribute)
+                assert torch.equal(found.rows(), table.rows()), (name, attribute)
+                num_tables += 1
+    assert num_tables >= 7
 
 
 def test_memory_taken_at_once_or_at_first_use_gives_the_same_tokens(make_rig: MakeRig) -> None:
