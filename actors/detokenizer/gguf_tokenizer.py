@@ -1,6 +1,6 @@
 """Tokenizers from the metadata of GGUF files, with the same ids as llama.cpp gives."""
 
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -86,12 +86,7 @@ def gguf_end_ids(file: GgufFile) -> frozenset[int]:
 def _byte_level_tokenizer(file: GgufFile) -> tokenizers.Tokenizer:
     rule = _word_rule(file)
     tokens = list(_tokens(file))
-    model = models.BPE(
-        vocab={token: token_id for token_id, token in enumerate(tokens)},
-        merges=_merges(file),
-        ignore_merges=rule in _WHOLE_WORDS_FIRST,
-    )
-    backend = tokenizers.Tokenizer(model)
+    backend = _merging(file, tokens, _merges(file), {"ignore_merges": rule in _WHOLE_WORDS_FIRST})
     backend.pre_tokenizer = _pre_tokenizer(rule)
     if rule == "qwen2":
         backend.normalizer = normalizers.NFC()
@@ -106,14 +101,12 @@ def _sentence_piece_tokenizer(file: GgufFile) -> tokenizers.Tokenizer:
     types = _token_types(file, len(tokens))
     merges = _merges(file) or _merges_of_scores(file, tokens, types)
     unknown = _special_id(file, "unknown")
-    model = models.BPE(
-        vocab={token: token_id for token_id, token in enumerate(tokens)},
-        merges=merges,
-        unk_token=None if unknown is None else tokens[unknown],
-        fuse_unk=True,
-        byte_fallback=_BYTE in types,
-    )
-    backend = tokenizers.Tokenizer(model)
+    options = {
+        "unk_token": None if unknown is None else tokens[unknown],
+        "fuse_unk": True,
+        "byte_fallback": _BYTE in types,
+    }
+    backend = _merging(file, tokens, merges, options)
     prefixed = file.boolean(f"{_PREFIX}.add_space_prefix") is not False
     spaces = normalizers.Replace(" ", _SPACE_MARK)
     steps = [normalizers.Prepend(_SPACE_MARK), spaces] if prefixed else [spaces]
@@ -129,6 +122,16 @@ def _sentence_piece_tokenizer(file: GgufFile) -> tokenizers.Tokenizer:
     _add_marked_tokens(backend, file, tokens)
     _frame(backend, file, tokens, begins=True)
     return backend
+
+
+def _merging(
+    file: GgufFile, tokens: list[str], merges: list[tuple[str, str]], options: dict[str, Any]
+) -> tokenizers.Tokenizer:
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    try:
+        return tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
+    except Exception as error:  # the library raises plain Exception for anything wrong in the lists
+        raise ModelError(f"{file.path}: the vocabulary does not fit its merges: {error}") from error
 
 
 def _word_rule(file: GgufFile) -> str:

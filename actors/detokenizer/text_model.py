@@ -1,6 +1,7 @@
 """Everything that the text edge knows about a model: vocabulary, ends of answers, chat template."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pillion.actors.detokenizer.chat_template import ChatTemplate
 from pillion.actors.detokenizer.gguf_tokenizer import (
@@ -29,6 +30,8 @@ def load_text_model(config: EngineConfig) -> TextModel:
 
     Raises ModelError, naming the file and what is wrong with it.
     """
+    if config.tokenizer is not None and Path(config.tokenizer).is_dir():
+        return _read_directory(Path(config.tokenizer))  # it need not hold a model
     return read_text_model(resolve_model(config.tokenizer or config.model))
 
 
@@ -44,7 +47,11 @@ def read_text_model(source: ModelSource) -> TextModel:
                 {} if template is None else {"default": template}, gguf_special_tokens(file)
             ),
         )
-    files = TokenizerFiles(source.path)
+    return _read_directory(source.path)
+
+
+def _read_directory(path: Path) -> TextModel:
+    files = TokenizerFiles(path)
     backend = files.tokenizer()
     return TextModel(
         tokenizer=Tokenizer(backend),
