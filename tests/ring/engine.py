@@ -245,8 +245,13 @@ class RandomLoad:
         self.engine.submit(request)
 
     def _prompt(self) -> list[int]:
+        """A shared trunk and a tail of its own, or a conversation that goes on behind an answer."""
         chance, sizes = self._chance, self.engine.sizes
         trunk = chance.choice(self._trunks)[: chance.randrange(41)]
+        if self._next_id > 1 and chance.random() < 0.3:
+            recent = max(1, self._next_id - 12)  # older answers are evicted
+            sample = self.engine.edge.samples[chance.randrange(recent, self._next_id)]
+            trunk = sample.prompt + sample.token_ids
         tail = [chance.randrange(sizes.vocab_size) for _ in range(chance.randrange(8))]
         prompt = (trunk + tail)[: sizes.max_model_len]
         return prompt or [0]
