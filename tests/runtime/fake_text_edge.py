@@ -158,13 +158,13 @@ class FakeTextEdge:
                 self.most_in_flight = max(self.most_in_flight, in_flight)
                 self._note(lambda: self.requests.append(message))
             case CancelRequest(client_request_id=request_id):
+                self._note(lambda: self.cancelled.append(request_id))
                 open_task = session.tasks.get(request_id)
                 if open_task is not None:
                     open_task.cancel()
                     await session.send(
                         GenerateChunk(client_request_id=request_id, index=0, finish_reason="abort")
                     )
-                self._note(lambda: self.cancelled.append(request_id))
             case TokenizeRequest(client_request_id=request_id):
                 text = message.prompt or str((message.messages or [{}])[-1].get("content"))
                 await session.send(
