@@ -3,11 +3,9 @@
 from typing import Final
 
 from pillion.actors.scheduler.block_ledger import BlockLedger
-from pillion.actors.scheduler.limits import Limits
 from pillion.actors.scheduler.lookahead import Lookahead
 from pillion.actors.scheduler.running import Running
 from pillion.actors.scheduler.sequence import Sequence
-from pillion.actors.scheduler.step_budget import missing_blocks
 
 # Sequences that may be admitted before an earlier one that does not fit.
 MAX_PASSED: Final = 32
@@ -22,10 +20,7 @@ class Admission:
     fit was refused. Those with a higher priority number do not pass; they would be preempted for it.
     """
 
-    def __init__(
-        self, limits: Limits, running: Running, ledger: BlockLedger, lookahead: Lookahead
-    ) -> None:
-        self._block_size_tokens = limits.block_size_tokens
+    def __init__(self, running: Running, ledger: BlockLedger, lookahead: Lookahead) -> None:
         self._running = running
         self._ledger = ledger
         self._leases = ledger.leases
@@ -42,7 +37,7 @@ class Admission:
                 break
             if misfit is not None and candidate.request.priority > misfit.request.priority:
                 break
-            missing = self.missing_blocks(candidate)
+            missing = self._running.missing_to_start(candidate)
             if missing <= blocks:
                 blocks -= missing
                 fitting.append(candidate)
@@ -58,11 +53,7 @@ class Admission:
             return None
         head = self._lookahead.ready[0]
         room = self._leases.num_free - self._running.headroom_blocks
-        return head if self.missing_blocks(head) > room else None
-
-    def missing_blocks(self, candidate: Sequence) -> int:
-        """Blocks that a candidate needs beside its cached ones."""
-        return missing_blocks(candidate.num_tokens, candidate.num_blocks, self._block_size_tokens)
+        return head if self._running.missing_to_start(head) > room else None
 
     def admit(self, candidate: Sequence) -> None:
         """Gives an admissible candidate its slot and blocks."""
@@ -71,7 +62,7 @@ class Admission:
                 break
             earlier.num_passed += 1
         self._lookahead.take(candidate)
-        self._ledger.grow(candidate, self.missing_blocks(candidate))
+        self._ledger.grow(candidate, self._running.missing_to_start(candidate))
         self._running.admit(candidate)
 
     def fill_lookahead(self) -> None:

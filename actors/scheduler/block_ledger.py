@@ -40,15 +40,17 @@ class BlockLedger:
         """Writes: the sequence's blocks and how much is computed."""
         sequence.block_ids = [array("i", ids) for ids in message.block_ids]
         cached = message.num_cached_tokens
+        sequence.capacity_tokens = cached
         sequence.num_computed_tokens = sequence.num_committed_tokens = cached
         sequence.next_commit_tokens = cached + self._block_size_tokens
         sequence.miss_reason = message.miss_reason
 
-    def grow(self, sequence: Sequence, num_blocks: int) -> list[list[int]]:
+    def grow(self, sequence: Sequence, num_blocks: int) -> list["array[int]"]:
         """Puts leased blocks at the end of the sequence's table; returns them per group."""
         taken = self.leases.take(num_blocks)
         for table, block_ids in zip(sequence.block_ids, taken, strict=True):
             table.extend(block_ids)
+        sequence.capacity_tokens += num_blocks * self._block_size_tokens
         return taken
 
     def note_full(self, sequence: Sequence) -> None:

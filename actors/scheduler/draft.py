@@ -18,8 +18,10 @@ class Draft:
     prefill_rows: list[tuple[Sequence, int, int]] = field(default_factory=list)  # start, num_tokens
     admitted: list[Sequence] = field(default_factory=list)
     released: list[Sequence] = field(default_factory=list)
-    # Blocks at the end of tables that the worker already has, per group.
-    appended: list[tuple[Sequence, list[list[int]]]] = field(default_factory=list)
+    # Parallel: blocks at the end of tables that the worker already has.
+    append_slots: "array[int]" = field(default_factory=lambda: array("i"))
+    append_groups: "array[int]" = field(default_factory=lambda: array("i"))
+    append_blocks: "array[int]" = field(default_factory=lambda: array("i"))
 
     @property
     def is_empty(self) -> bool:
@@ -29,7 +31,7 @@ class Draft:
     @property
     def changes_rows(self) -> bool:
         """Whether it says more than that the decode rows may go on."""
-        return bool(self.prefill_rows or self.released or self.appended)
+        return bool(self.prefill_rows or self.released or self.append_slots)
 
     @property
     def token_rows(self) -> list[Sequence]:
@@ -41,13 +43,19 @@ class Draft:
         ]
         return self.decode_rows + ending
 
+    def append(self, sequence: Sequence, block_ids: list["array[int]"]) -> None:
+        """The sequence, which has had its slot before this plan, got these blocks of each group."""
+        for group, ids in enumerate(block_ids):
+            self.append_slots.extend(array("i", [sequence.slot]) * len(ids))
+            self.append_groups.extend(array("i", [group]) * len(ids))
+            self.append_blocks.extend(ids)
+
     def build(self, epoch: int, plan_id: int, repeat: int) -> tuple[StepPlan, SentPlan]:
         """The message, and what to remember of it."""
         rows = [*self.decode_rows, *(sequence for sequence, _, _ in self.prefill_rows)]
         num_decodes = len(self.decode_rows)
         starts = [DECODE_START] * num_decodes + [start for _, start, _ in self.prefill_rows]
         counts = [1] * num_decodes + [num_tokens for _, _, num_tokens in self.prefill_rows]
-        append_slots, append_groups, append_blocks = self._append_columns()
         plan = StepPlan(
             epoch=epoch,
             plan_id=plan_id,
@@ -56,9 +64,9 @@ class Draft:
             generations=array("i", [sequence.generation for sequence in rows]).tobytes(),
             starts=array("i", starts).tobytes(),
             num_tokens=array("i", counts).tobytes(),
-            append_slots=append_slots.tobytes(),
-            append_groups=append_groups.tobytes(),
-            append_blocks=append_blocks.tobytes(),
+            append_slots=self.append_slots.tobytes(),
+            append_groups=self.append_groups.tobytes(),
+            append_blocks=self.append_blocks.tobytes(),
             new_sequences=[_new_sequence(sequence) for sequence in self.admitted],
             released_slots=array("i", [sequence.slot for sequence in self.released]).tobytes(),
         )
@@ -72,18 +80,6 @@ class Draft:
             released=self.released,
         )
         return plan, sent
-
-    def _append_columns(self) -> tuple["array[int]", "array[int]", "array[int]"]:
-        slots, groups, blocks = array("i"), array("i"), array("i")
-        gone = set(self.released)
-        for sequence, block_ids in self.appended:
-            if sequence in gone:
-                continue  # preempted by this very plan
-            for group, ids in enumerate(block_ids):
-                slots.extend([sequence.slot] * len(ids))
-                groups.extend([group] * len(ids))
-                blocks.extend(ids)
-        return slots, groups, blocks
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:

@@ -8,7 +8,7 @@ from typing import Final
 from pillion.actors.scheduler.limits import Limits
 from pillion.messages.base import RingMessage
 from pillion.messages.blocks import BlockLease, LeaseRequest, RecallLease, ReturnLease
-from pillion.messages.codec import unpack_ids
+from pillion.messages.codec import num_ids
 
 # Fewer are not worth a message, unless the pool is tiny.
 DOZEN: Final = 12
@@ -16,7 +16,8 @@ DOZEN: Final = 12
 
 @dataclass(slots=True)
 class _Lease:
-    free: list[int] = field(default_factory=list)
+    # An array and its slices are nothing that the garbage collector must look at.
+    free: "array[int]" = field(default_factory=lambda: array("i"))
     num_asked: int = 0  # asked for and not received
     num_owed: int = 0  # of these the KV manager has said: not now, later
 
@@ -45,7 +46,7 @@ class Leases:
         """Whether the KV manager has seen everything that was asked for and cannot give all of it now."""
         return any(0 < lease.num_asked <= lease.num_owed for lease in self._leases)
 
-    def take(self, num_blocks: int) -> list[list[int]]:
+    def take(self, num_blocks: int) -> list["array[int]"]:
         """Takes blocks out of each group's lease. There must be `num_free` or fewer."""
         taken = []
         for lease in self._leases:
@@ -57,9 +58,8 @@ class Leases:
     def on_lease(self, message: BlockLease) -> None:
         """Blocks arrive; late ones, which were withdrawn meanwhile, too."""
         lease = self._leases[message.group]
-        block_ids = unpack_ids(message.block_ids)
-        lease.free.extend(block_ids)
-        lease.num_asked = max(0, lease.num_asked - len(block_ids))
+        lease.free.frombytes(message.block_ids)
+        lease.num_asked = max(0, lease.num_asked - num_ids(message.block_ids))
         lease.num_owed = message.num_owed
 
     def on_recall(self, message: RecallLease) -> None:
@@ -94,7 +94,7 @@ class Leases:
 
     def _return(self, group: int, num_kept: int) -> None:
         lease = self._leases[group]
-        block_ids = array("i", lease.free[num_kept:])
+        block_ids = lease.free[num_kept:]
         if block_ids:
             del lease.free[num_kept:]
             self._send(ReturnLease(epoch=self._epoch, group=group, block_ids=block_ids.tobytes()))

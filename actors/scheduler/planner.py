@@ -1,5 +1,6 @@
 """Plans steps: who runs, who is admitted, who must go, and how far the worker may run alone."""
 
+from array import array
 from typing import Final
 
 from pillion.actors.scheduler.admission import Admission
@@ -36,7 +37,7 @@ class Planner:
         self._leases = ledger.leases
         self._lookahead = lookahead
         self._in_flight = in_flight
-        self._admission = Admission(limits, self.running, ledger, lookahead)
+        self._admission = Admission(self.running, ledger, lookahead)
         self._preemption = Preemption(self.running, self._admission, self._leases, lookahead)
         self._reserve_blocks = min(IDLE_RESERVE_BLOCKS, limits.num_blocks // 8)
 
@@ -74,11 +75,14 @@ class Planner:
             if not sequence.is_prefilling
             and sequence.num_tokens + sequence.min_ahead < sequence.max_total_tokens
         ]
-        self._feed(decodes, draft)
+        fed = self._feed(decodes)
         for victim in self._preemption.victims(self._starving):
             self.num_preemptions += 1
             running.leave(victim)
         draft.released = running.release_leaving()
+        for sequence, block_ids in fed:
+            if sequence.phase is Phase.RUNNING:
+                draft.append(sequence, block_ids)
         self._starving = [s for s in self._starving if s.phase is Phase.RUNNING]
         resting = set(self._starving)
         draft.decode_rows = [s for s in decodes if s.phase is Phase.RUNNING and s not in resting]
@@ -101,7 +105,7 @@ class Planner:
         limits, running = self._limits, self.running
         needed = running.headroom_blocks
         needed += sum(running.missing_now(sequence) for sequence in self._starving)
-        needed += sum(map(self._admission.missing_blocks, self._lookahead.ready))
+        needed += sum(map(running.missing_to_start, self._lookahead.ready))
         blocks_per_grant = limits.blocks_for(limits.max_repeat) + 1
         growth = min(len(running.sequences) * blocks_per_grant, limits.num_blocks // 4)
         self._leases.reconcile(
@@ -123,20 +127,22 @@ class Planner:
         """Who can be admitted; nobody while running sequences lack blocks."""
         return [] if self._starving else self._admission.admissible()
 
-    def _feed(self, decodes: list[Sequence], draft: Draft) -> None:
+    def _feed(self, decodes: list[Sequence]) -> list[tuple[Sequence, list["array[int]"]]]:
         """Gives each row the block without which it surely stands still, the lowest rank first.
 
-        Writes: `_starving`, those for whom there was none.
+        Returns who got which. Writes: `_starving`, those for whom there was none.
         """
         needy = [sequence for sequence in decodes if self.running.missing_now(sequence)]
         needy.sort(key=lambda sequence: sequence.rank)
         self._starving = []
+        fed = []
         for place, sequence in enumerate(needy):
             num_blocks = self.running.missing_now(sequence)
             if num_blocks > self._leases.num_free:
                 self._starving = needy[place:]
-                return
-            draft.appended.append((sequence, self._ledger.grow(sequence, num_blocks)))
+                break
+            fed.append((sequence, self._ledger.grow(sequence, num_blocks)))
+        return fed
 
     def _prefill(self, draft: Draft) -> bool:
         """Fills the step's budget with prefill chunks; returns whether another step could do more of it."""
@@ -180,4 +186,4 @@ class Planner:
             if num_blocks:
                 block_ids = self._ledger.grow(sequence, num_blocks)
                 if sequence not in admitted:
-                    draft.appended.append((sequence, block_ids))
+                    draft.append(sequence, block_ids)

@@ -44,7 +44,7 @@ class Preemption:
             if sequence.request.priority > head.request.priority
         ]
         if self._admission.misfit() is not None:
-            missing = self._admission.missing_blocks(head) + running.headroom_blocks
+            missing = running.missing_to_start(head) + running.headroom_blocks
             return self._enough(lower, missing)
         if running.num_free_slots or not lower:
             return []

@@ -1,5 +1,6 @@
 """The scheduler's process."""
 
+import gc
 import sys
 
 from pillion.runtime.process import enter
@@ -12,7 +13,11 @@ def main() -> int:
     from pillion.messages.inboxes import SchedulerInbox
     from pillion.runtime.actor import run_actor
 
-    return run_actor(context, Scheduler(context.epoch, context.config), SchedulerInbox)
+    core = Scheduler(context.epoch, context.config)
+    # What is there now stays: the garbage collector need not look at it in the middle of a step.
+    gc.collect()
+    gc.freeze()
+    return run_actor(context, core, SchedulerInbox)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from pillion.actors.scheduler.limits import Limits
 from pillion.actors.scheduler.sequence import Phase, Sequence
 from pillion.actors.scheduler.slots import SlotTable
-from pillion.actors.scheduler.step_budget import missing_blocks
 from pillion.messages.ids import SequenceId
 
 
@@ -35,21 +34,17 @@ class Running:
 
     def missing_now(self, sequence: Sequence) -> int:
         """Blocks without which a decoding sequence surely stands still after the plans in flight."""
-        return missing_blocks(
-            sequence.num_tokens + sequence.min_ahead,
-            sequence.num_blocks,
-            self._limits.block_size_tokens,
-        )
+        return self._missing(sequence, sequence.num_tokens + sequence.min_ahead)
 
     def missing_for(self, sequence: Sequence, num_steps: int) -> int:
         """Blocks with which a sequence surely runs this many decode steps after the plans in flight."""
         num_tokens = sequence.num_tokens + sequence.max_ahead + num_steps
-        return missing_blocks(
-            # The last token's KV is never needed.
-            min(num_tokens, sequence.max_total_tokens) - 1,
-            sequence.num_blocks,
-            self._limits.block_size_tokens,
-        )
+        # The last token's KV is never needed.
+        return self._missing(sequence, min(num_tokens, sequence.max_total_tokens) - 1)
+
+    def missing_to_start(self, sequence: Sequence) -> int:
+        """Blocks with which all known tokens of a sequence can be computed."""
+        return self._missing(sequence, sequence.num_tokens)
 
     def admit(self, sequence: Sequence) -> None:
         """Gives a slot to a sequence whose prefix is known."""
@@ -92,3 +87,7 @@ class Running:
         self.left.clear()
         self._slots = SlotTable(self._limits.max_num_seqs)
         return holders
+
+    def _missing(self, sequence: Sequence, num_tokens: int) -> int:
+        missing_tokens = num_tokens - sequence.capacity_tokens
+        return -(-missing_tokens // self._limits.block_size_tokens) if missing_tokens > 0 else 0

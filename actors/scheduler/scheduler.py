@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from pillion.actors.scheduler.block_ledger import BlockLedger
+from pillion.actors.scheduler.counters import Counters, Gauges, new_counters
 from pillion.actors.scheduler.in_flight import InFlight, SentPlan
 from pillion.actors.scheduler.limits import Limits
 from pillion.actors.scheduler.lookahead import Lookahead
@@ -11,7 +12,6 @@ from pillion.actors.scheduler.planner import Planner
 from pillion.actors.scheduler.request_book import TOKEN_BYTES, RequestBook, find_fault
 from pillion.actors.scheduler.rows import take_rows
 from pillion.actors.scheduler.sequence import Phase, Request, Sequence
-from pillion.actors.scheduler.counters import Counters, Gauges, new_counters
 from pillion.messages.base import RingMessage
 from pillion.messages.blocks import BlockLease, PrefixFound, RecallLease
 from pillion.messages.control import Drain, Drained, EngineGeometry, PeerRestarted, Shutdown

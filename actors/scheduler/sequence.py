@@ -56,6 +56,7 @@ class Sequence:
     slot: int = -1
     generation: int = -1
     block_ids: list["array[int]"] = field(default_factory=list)  # per KV group, in table order
+    capacity_tokens: int = 0  # that its blocks hold
     num_computed_tokens: int = 0  # KV known to be written
     num_planned_tokens: int = 0  # prefill planned up to here
     num_prefill_tokens: int = 0  # tokens that were known when it got its slot
@@ -98,5 +99,6 @@ class Sequence:
         """It has neither slot nor blocks any more and knows nothing but its tokens."""
         self.slot = self.generation = -1
         self.block_ids = []
+        self.capacity_tokens = 0
         self.num_computed_tokens = self.num_planned_tokens = self.num_prefill_tokens = 0
         self.num_committed_tokens = self.next_commit_tokens = 0

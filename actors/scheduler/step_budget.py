@@ -1,4 +1,4 @@
-"""How one step's tokens are shared, and how many steps a plan may grant. Pure functions."""
+"""How one step's tokens are shared between prompts."""
 
 from collections.abc import Sequence as Items
 from typing import Final
@@ -31,8 +31,3 @@ def prefill_chunks(prompts: Items[tuple[int, int]], budget: int) -> list[int]:
         chunks[place] = left
         break
     return chunks
-
-
-def missing_blocks(num_tokens: int, num_blocks: int, block_size_tokens: int) -> int:
-    """Blocks that a table lacks for this many tokens; at least 0."""
-    return max(0, -(-num_tokens // block_size_tokens) - num_blocks)

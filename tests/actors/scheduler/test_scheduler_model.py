@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from memory_ring import NS_PER_US, RingSimulation
 
 from pillion.actors.scheduler.scheduler import Scheduler
-from pillion.messages.control import Drain, Drained
 from pillion.messages.inboxes import (
     DetokenizerInbox,
     KvManagerInbox,
@@ -70,9 +69,7 @@ class World:
         self.model = FakeModel(50, sizes.max_model_len, sizes.poison_every)
         self.scheduler = Scheduler(1, config)
         self.kv = FakeKvManager(sizes.num_blocks, sizes.block_size)
-        self.worker = FakeWorker(
-            self.model, sizes.num_slots, sizes.num_blocks, sizes.block_size, 2
-        )
+        self.worker = FakeWorker(self.model, sizes.num_slots, sizes.num_blocks, sizes.block_size, 2)
         self.edge = FakeEdge(self.model)
         self.ring = RingSimulation(seed)
         self.ring.add("scheduler", self.scheduler, SchedulerInbox)
