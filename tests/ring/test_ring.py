@@ -11,10 +11,21 @@ from engine import Engine, EngineSizes, RandomLoad
 from fake_edge import make_request, make_sampling
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from memory_ring import Pace
 
 from pillion.messages.control import Drain, Drained, PeerRestarted
 
 MESSAGES = 12_500
+
+PACES = (
+    Pace(),
+    # The worker is far ahead of everybody else, as with a tiny model.
+    Pace(turn_us=(100, 2_000), worker_turn_us=(5, 20)),
+    # Messages cross each other on long ways.
+    Pace(link_us=(1, 30_000), worker_turn_us=(100, 1_000)),
+    # Everybody is stopped now and then, for longer than a grant lasts.
+    Pace(link_us=(1, 50), turn_us=(1, 50), worker_turn_us=(50, 100), pause_chance=0.05),
+)
 
 SIZES = (
     EngineSizes(),
@@ -63,12 +74,13 @@ def test_every_request_ends_once_with_its_own_tokens_and_nothing_is_left(number:
         poison_every=st.sampled_from((0, 0, 50)),
         enable_prefix_caching=st.booleans(),
     ),
+    pace=st.sampled_from(PACES),
     max_open=st.integers(1, 40),
 )
-def test_engines_of_any_size_end_every_request(
-    seed: int, sizes: EngineSizes, max_open: int
+def test_engines_of_any_size_and_pace_end_every_request(
+    seed: int, sizes: EngineSizes, pace: Pace, max_open: int
 ) -> None:
-    engine = Engine(seed, sizes)
+    engine = Engine(seed, sizes, pace)
     RandomLoad(engine, seed, max_open).run(1_000)
     engine.finish()
 
