@@ -1,13 +1,9 @@
 """What attention needs to know about the rows of a step; the same for all layers."""
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
-
-# Added to a score it leaves a weight of zero. It is finite so that a stretch of a row that is masked
-# altogether (a window's far side) gives no 0 / 0.
-_HIDDEN: Final = -1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +13,7 @@ class DecodeGather:
     # [2 * num_decode_rows * num_kv_heads * length] int64; tokens of one head in the pool: all keys, row
     # by row and head by head, then all values. Beyond a row's KV length its first token stands in.
     tokens: torch.Tensor
-    # [num_decode_rows, 1, 1, length] in the pool's type; 0, or _HIDDEN beyond the row's KV length
+    # [num_decode_rows, 1, 1, length] in the pool's type; 0, or very low beyond the row's KV length
     bias: torch.Tensor
     # [num_decode_rows, 1] int32
     seq_lens: torch.Tensor
@@ -104,7 +100,7 @@ def decode_window_bias(gather: DecodeGather, sliding_window: int) -> torch.Tenso
     """The decode rows' bias with a window: [num_decode_rows, 1, 1, length]."""
     positions = torch.arange(gather.bias.shape[-1], device=gather.bias.device)
     before = (positions < gather.seq_lens - sliding_window)[:, None, None, :]
-    return gather.bias.masked_fill(before, _HIDDEN)
+    return gather.bias.masked_fill(before, _very_low(gather.bias.dtype))
 
 
 def _gather_decode(
@@ -129,4 +125,12 @@ def _gather_decode(
 
 def _bias(hidden: torch.Tensor, layer_kv: torch.Tensor) -> torch.Tensor:
     zeros = torch.zeros(hidden.shape, dtype=layer_kv.dtype, device=layer_kv.device)
-    return zeros.masked_fill_(hidden, _HIDDEN)
+    return zeros.masked_fill_(hidden, _very_low(zeros.dtype))
+
+
+def _very_low(dtype: torch.dtype) -> float:
+    """Added to a score it leaves a weight of zero.
+
+    It is finite, so that a stretch of a row that is hidden altogether (before a window) gives no 0 / 0.
+    """
+    return torch.finfo(dtype).min / 2

@@ -1,0 +1,67 @@
+"""The grid that every implementation is tested on."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+_MAX_MODEL_LEN: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A case's tensors, in the order of the kernel's arguments."""
+
+    slots: torch.Tensor
+    token_table: torch.Tensor
+    num_computed: torch.Tensor
+    num_known: torch.Tensor
+    capacity: torch.Tensor
+    finished: torch.Tensor
+    block_tables: torch.Tensor
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A random state table; half of its slots could decode."""
+
+    num_rows: int
+    num_slots: int
+    block_size: int = 8
+
+    def inputs(self, device: torch.device) -> Inputs:
+        """Slots are distinct, but for padding with the last one, which is finished."""
+        generator = torch.Generator().manual_seed(self.num_rows)
+
+        def integers(low: int, high: int, *shape: int) -> torch.Tensor:
+            return torch.randint(low, high, shape, generator=generator)
+
+        slots = torch.randperm(self.num_slots - 1, generator=generator)[: self.num_rows]
+        padding = slots.new_full((self.num_rows - len(slots),), self.num_slots - 1)
+        num_computed = integers(0, _MAX_MODEL_LEN, self.num_slots)
+        num_known = num_computed + (integers(0, 5, self.num_slots) > 0).long()
+        num_blocks = -(-_MAX_MODEL_LEN // self.block_size)
+        capacity = num_computed + integers(-1, 4, self.num_slots)
+        finished = integers(0, 5, self.num_slots) == 0
+        finished[-1] = True
+        tensors = [
+            torch.cat([slots, padding]),
+            integers(0, 50000, self.num_slots, _MAX_MODEL_LEN).int(),
+            num_computed,
+            num_known,
+            capacity,
+            finished,
+            integers(0, 1000, self.num_slots, num_blocks).int(),
+        ]
+        return Inputs(*(tensor.to(device) for tensor in tensors), block_size=self.block_size)
+
+
+CASES: Final = (
+    Case(0, 3),
+    Case(1, 2),
+    Case(7, 20),
+    Case(64, 65),
+    Case(100, 70, 16),
+    Case(257, 400),
+)
