@@ -45,10 +45,15 @@ class InFlight:
     @property
     def num_steps_left(self) -> int:
         """Steps that the worker still has before it runs dry, as far as we know."""
+        return self._num_unanswered + self.num_repeats_left
+
+    @property
+    def num_repeats_left(self) -> int:
+        """Of these, executions of the newest plan that the worker may leave out."""
         if not self._plans:
             return 0
         newest = self._plans[-1]
-        return self._num_unanswered - (newest.num_answered == 0) + newest.num_steps_left
+        return newest.num_steps_left - (newest.num_answered == 0)
 
     @property
     def newest_repeat(self) -> int:

@@ -88,15 +88,9 @@ class Planner:
         draft.decode_rows = [s for s in decodes if s.phase is Phase.RUNNING and s not in resting]
         more_prefill = self._prefill(draft)
         rows = draft.token_rows
-        repeat = 1 if more_prefill or not rows else self._most_steps(rows)
-        if repeat == 0:
-            # No blocks for another step of every row. There is time while the worker has steps.
-            spare = self._in_flight.num_steps_left >= self._limits.steps_in_flight
-            if spare and not draft.changes_rows:
-                return None
-            repeat = 1
-        if draft.is_empty:
+        if draft.is_empty or not (draft.changes_rows or self._is_of_use(rows)):
             return None
+        repeat = 1 if more_prefill or not rows else max(1, self._most_steps(rows))
         self._grow(draft, rows, repeat)
         return draft, repeat
 
@@ -162,6 +156,15 @@ class Planner:
             draft.prefill_rows.append((sequence, sequence.num_planned_tokens, num_tokens))
             self.running.note_planned(sequence, num_tokens)
         return bool(self.running.prefilling) or any(s.phase is Phase.READY for s in prompts)
+
+    def _is_of_use(self, rows: list[Sequence]) -> bool:
+        """Whether a new grant for the same rows would take them further than the one that they have."""
+        repeats = self._in_flight.num_repeats_left
+        if all(s.num_tokens + s.min_ahead + repeats >= s.max_total_tokens for s in rows):
+            return False
+        # Where there are no blocks for another step of every row, there may be some before the worker is dry.
+        is_dry = self._in_flight.num_steps_left < self._limits.steps_in_flight
+        return is_dry or self._most_steps(rows) > 0
 
     def _most_steps(self, rows: list[Sequence]) -> int:
         """Steps that can be granted: as many as are of use and as there are blocks for; 0 if not one."""
