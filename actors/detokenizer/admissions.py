@@ -44,6 +44,8 @@ from pillion.runtime.errors import InvalidRequest, InvariantBroken, RequestError
 RETRY_AFTER_MS: Final = 1000
 # A restarted edge counts from where its predecessor cannot have been.
 _IDS_PER_EPOCH_BITS: Final = 32
+# Deadlines of requests that are long over are swept out when there are more of them than of open ones.
+_SPARE_DEADLINES: Final = 64
 
 
 class Admissions:
@@ -171,16 +173,22 @@ class Admissions:
 
     def expire(self, now_ns: int) -> int | None:
         """Ends requests whose deadline passes before the scheduler has them. Returns the next deadline."""
+        if len(self._deadlines) > 2 * len(self._book.requests) + _SPARE_DEADLINES:
+            self._deadlines = [each for each in self._deadlines if self._needs_deadline(each[1])]
+            heapq.heapify(self._deadlines)
         while self._deadlines:
             deadline_ns, request_id = self._deadlines[0]
-            request = self._book.requests.get(request_id)
-            if request is not None and request.admitted is None:
+            if self._needs_deadline(request_id):
                 if deadline_ns > now_ns:
                     return deadline_ns
                 self.forget_job(request_id)
-                self._book.end_request(request, "timeout", now_ns)
+                self._book.end_request(self._book.requests[request_id], "timeout", now_ns)
             heapq.heappop(self._deadlines)
         return None
+
+    def _needs_deadline(self, request_id: RequestId) -> bool:
+        request = self._book.requests.get(request_id)
+        return request is not None and request.admitted is None
 
     def admit_again(self) -> None:
         """A new scheduler knows nothing: it gets every request that is open, with what it has produced."""

@@ -1,6 +1,5 @@
 """Clients as the text edge knows them: one session per connection, one key per fair share."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from pillion.messages.inboxes import DaemonToClient
@@ -15,6 +14,7 @@ STALLED_AFTER_NS: Final = 60 * 1_000_000_000
 # The same for one for which so much text, ids and log-probabilities wait.
 MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
 MAX_SESSIONS: Final = 1024
+MAX_FAIRNESS_KEY_CHARS: Final = 256
 
 
 class Session:
@@ -55,6 +55,7 @@ class ClientSessions:
     def __init__(self) -> None:
         self.by_id: dict[int, Session] = {}
         self.replies: list[tuple[int, DaemonToClient]] = []
+        self._slow: dict[int, Session] = {}
         # Connections to close once what was sent to them has left.
         self.hang_ups: list[int] = []
         self._shares: dict[str, tuple[int, int]] = {}  # fairness key -> client key, sessions
@@ -86,6 +87,7 @@ class ClientSessions:
     def close(self, session_id: int) -> Session | None:
         """The connection is gone. Returns its session, if it had one."""
         session = self.by_id.pop(session_id, None)
+        self._slow.pop(session_id, None)
         if session is not None and session.fairness_key:
             client_key, count = self._shares[session.fairness_key]
             if count == 1:
@@ -114,24 +116,28 @@ class ClientSessions:
         self.refuse(session_id, "", error)
         self.hang_ups.append(session_id)
 
+    def note_slow(self, session_id: int, now_ns: int) -> None:
+        """The client does not take what was sent."""
+        session = self.by_id.get(session_id)
+        if session is not None and session.slow_since_ns is None:
+            session.slow_since_ns = now_ns
+            self._slow[session_id] = session
+
+    def note_caught_up(self, session_id: int) -> Session | None:
+        """The client has taken what was sent. Returns its session, if it is still there."""
+        session = self._slow.pop(session_id, None)
+        if session is not None:
+            session.slow_since_ns = None
+        return session
+
     def stalled(self, now_ns: int) -> tuple[list[Session], int | None]:
         """Sessions whose client has stopped reading, and when to look again."""
-        slow = [session for session in self.by_id.values() if session.slow_since_ns is not None]
-        given_up = [session for session in slow if _is_stalled(session, now_ns)]
-        return given_up, _earliest(slow, given_up)
-
-
-def _is_stalled(session: Session, now_ns: int) -> bool:
-    since = session.slow_since_ns
-    return since is not None and (
-        now_ns - since >= STALLED_AFTER_NS or session.backlog_bytes > MAX_BACKLOG_BYTES
-    )
-
-
-def _earliest(slow: Iterable[Session], without: list[Session]) -> int | None:
-    times = [
-        session.slow_since_ns + STALLED_AFTER_NS
-        for session in slow
-        if session.slow_since_ns is not None and session not in without
-    ]
-    return min(times, default=None)
+        given_up: list[Session] = []
+        again_ns: int | None = None
+        for session in self._slow.values():
+            deadline_ns = (session.slow_since_ns or 0) + STALLED_AFTER_NS
+            if now_ns >= deadline_ns or session.backlog_bytes > MAX_BACKLOG_BYTES:
+                given_up.append(session)
+            elif again_ns is None or deadline_ns < again_ns:
+                again_ns = deadline_ns
+        return given_up, again_ns

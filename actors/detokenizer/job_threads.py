@@ -45,6 +45,7 @@ class JobThreads:
                 self._loop.call_soon_threadsafe(self._done, job)
             except RuntimeError:  # the loop has ended, and with it everyone who waited
                 return
+            del job  # this thread may wait for long, and the job holds a prompt
 
 
 def return_free_memory() -> None:

@@ -11,7 +11,7 @@ MAX_SALT_CHARS: Final = 1024
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_MS: Final = 2**40
 # A text that is going to be truncated may be longer than the model takes, but not without bound.
-MAX_TRUNCATED_BYTES: Final = 16 * 1024 * 1024
+MAX_TRUNCATED_BYTES: Final = 4 * 1024 * 1024
 
 
 def check_request_id(client_request_id: str) -> None:

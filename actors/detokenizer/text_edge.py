@@ -8,7 +8,11 @@ from typing import assert_never
 
 from pillion.actors.detokenizer.admissions import Admissions
 from pillion.actors.detokenizer.client_frames import MalformedFrame, decode_frame
-from pillion.actors.detokenizer.client_sessions import ClientSessions, Session
+from pillion.actors.detokenizer.client_sessions import (
+    MAX_FAIRNESS_KEY_CHARS,
+    ClientSessions,
+    Session,
+)
 from pillion.actors.detokenizer.prompt_jobs import PromptJob
 from pillion.actors.detokenizer.request_book import RequestBook
 from pillion.actors.detokenizer.step_rows import StepRows
@@ -94,15 +98,12 @@ class TextEdge:
 
     def on_slow(self, session_id: int, now_ns: int) -> None:
         """A client does not take what was sent: from now on its output is merged."""
-        session = self.sessions.by_id.get(session_id)
-        if session is not None and session.slow_since_ns is None:
-            session.slow_since_ns = now_ns
+        self.sessions.note_slow(session_id, now_ns)
 
     def on_caught_up(self, session_id: int) -> None:
         """A client has taken what was sent."""
-        session = self.sessions.by_id.get(session_id)
+        session = self.sessions.note_caught_up(session_id)
         if session is not None:
-            session.slow_since_ns = None
             self._book.visit(session)
 
     def on_broken_framing(self, session_id: int, message: str) -> None:
@@ -195,6 +196,14 @@ class TextEdge:
                     "protocol_version",
                 ),
             )
+            return
+        if len(hello.fairness_key) > MAX_FAIRNESS_KEY_CHARS:
+            length = len(hello.fairness_key)
+            error = InvalidRequest(
+                f"fairness_key may have {MAX_FAIRNESS_KEY_CHARS} characters, got {length}",
+                "fairness_key",
+            )
+            self.sessions.turn_away(session.session_id, error)
             return
         self.sessions.greet(session, hello.fairness_key)
         self.sessions.replies.append((session.session_id, self._welcome()))

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from edge_rig import VOCAB_SIZE, EdgeRig, geometry, joined
 
+from pillion.actors.detokenizer.client_sessions import MAX_SESSIONS
 from pillion.actors.detokenizer.text_model import TextModel
 from pillion.messages.codec import pack_ids, unpack_ids
 from pillion.messages.control import Drain, Drained, EngineFailed, PeerRestarted, Shutdown
@@ -538,3 +539,30 @@ def test_frames_may_carry_fields_of_later_versions(rig: EdgeRig) -> None:
     frame = {"type": "GenerateRequest", "client_request_id": "r", "prompt": "x", "later": 1}
     rig.send(1, msgspec.msgpack.encode(frame))
     assert len(rig.take_ring(NewRequest)) == 1
+
+
+def test_deadlines_of_ended_requests_do_not_pile_up(rig: EdgeRig) -> None:
+    for number in range(500):
+        rig.run(rig.generate(str(number), deadline_ms=10**9), [97])
+        rig.take()
+    assert len(rig.edge._admissions._deadlines) < 100
+
+
+def test_a_fairness_key_has_a_limit(text_model: TextModel) -> None:
+    rig = EdgeRig(text_model)
+    rig.edge.open_session(1)
+    rig.send(1, Hello(protocol_version=1, fairness_key="k" * 1000))
+    (failure,) = rig.take()
+    assert (failure.param, rig.hung_up) == ("fairness_key", [1])
+
+
+def test_connections_have_a_limit(text_model: TextModel) -> None:
+    rig = EdgeRig(text_model)
+    for session_id in range(MAX_SESSIONS):
+        rig.edge.open_session(session_id)
+    rig.edge.open_session(9999)
+    rig.turn()
+    (failure,) = rig.take(9999)
+    assert (failure.code, rig.hung_up) == ("overloaded", [9999])
+    rig.edge.close_session(3)
+    rig.connect(10_000)
