@@ -24,6 +24,7 @@ from pillion.actors.gpu_worker.models.loader import (
     LoadedModel,
     choose_dtype,
     load_model,
+    num_weights,
     open_checkpoint,
 )
 from pillion.actors.gpu_worker.stages import Stages
@@ -163,6 +164,8 @@ def _geometry(
         kv_groups=[group],
         weights_bytes=loaded.weights_bytes,
         kv_bytes=kv_cache.num_bytes,
+        num_parameters=num_weights(loaded.config),
+        step_read_bytes=loaded.weights_bytes,
     )
 
 

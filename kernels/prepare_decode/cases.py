@@ -45,16 +45,16 @@ class Case:
         capacity = num_computed + integers(-1, 4, self.num_slots)
         finished = integers(0, 5, self.num_slots) == 0
         finished[-1] = True
-        tensors = [
-            torch.cat([slots, padding]),
-            integers(0, 50000, self.num_slots, _MAX_MODEL_LEN).int(),
-            num_computed,
-            num_known,
-            capacity,
-            finished,
-            integers(0, 1000, self.num_slots, num_blocks).int(),
-        ]
-        return Inputs(*(tensor.to(device) for tensor in tensors), block_size=self.block_size)
+        return Inputs(
+            slots=torch.cat([slots, padding]).to(device),
+            token_table=integers(0, 50000, self.num_slots, _MAX_MODEL_LEN).int().to(device),
+            num_computed=num_computed.to(device),
+            num_known=num_known.to(device),
+            capacity=capacity.to(device),
+            finished=finished.to(device),
+            block_tables=integers(0, 1000, self.num_slots, num_blocks).int().to(device),
+            block_size=self.block_size,
+        )
 
 
 CASES: Final = (
