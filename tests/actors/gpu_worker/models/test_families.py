@@ -30,3 +30,17 @@ def test_a_mixed_batch_equals_each_sequence_alone(family: tuple[Any, Path]) -> N
     for logits, tokens, last in ((decoded, first, 21), (chunk, second, 20), (whole, third, 9)):
         expected = reference_logits(reference, tokens[:last])[last - len(logits) :]
         torch.testing.assert_close(logits, expected, **TOLERANCE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cuda_device_gives_the_same(family: tuple[Any, Path], dtype: str) -> None:
+    reference, directory = family
+    device = torch.device("cuda", 0)
+    tokens = random_tokens(40)
+    logits = Runner(load(directory, device, dtype=dtype), device).run(0, tokens, [20, 17, 1, 1, 1])
+    expected = reference_logits(reference, tokens)
+    if dtype == "float32":
+        torch.testing.assert_close(logits, expected, **TOLERANCE)
+    else:
+        assert float((logits - expected).abs().mean() / expected.std()) < 0.05

@@ -68,8 +68,8 @@ def config_of(**fields: Any) -> EngineConfig:
     return make_config({"model": "tiny", "dtype": "float32"} | fields)
 
 
-def load(path: Path, **fields: Any) -> LoadedModel:
-    return load_model(config_of(**fields), source_of(path), CPU)
+def load(path: Path, device: torch.device = CPU, **fields: Any) -> LoadedModel:
+    return load_model(config_of(**fields), source_of(path), device)
 
 
 @dataclass
@@ -77,6 +77,7 @@ class Runner:
     """Runs sequences through a loaded model: chunks of any size, several sequences in one step."""
 
     loaded: LoadedModel
+    device: torch.device = CPU
     num_sequences: int = 3
     computed: dict[int, int] = field(default_factory=dict)
 
@@ -90,7 +91,7 @@ class Runner:
             BLOCK_SIZE,
             config.head_dim,
             self.loaded.dtype,
-            CPU,
+            self.device,
         )
         self.kv_cache.tensor.fill_(float("nan"))  # what nobody wrote must not matter
         # Shuffled, so that a sequence's blocks are not neighbours.
@@ -112,10 +113,10 @@ class Runner:
         rows = torch.arange(len(chunks)).repeat_interleave(torch.tensor(lengths))
         blocks = tables[rows, positions // BLOCK_SIZE].long()
         attention = AttentionInputs(
-            query_start_loc=torch.tensor([0, *lengths]).cumsum(0).int(),
-            seq_lens=torch.tensor(ends, dtype=torch.int32),
-            block_table=tables,
-            slot_mapping=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
+            query_start_loc=torch.tensor([0, *lengths]).cumsum(0).int().to(self.device),
+            seq_lens=torch.tensor(ends, dtype=torch.int32, device=self.device),
+            block_table=tables.to(self.device),
+            slot_mapping=(blocks * BLOCK_SIZE + positions % BLOCK_SIZE).to(self.device),
             num_decode_rows=num_decode,
             max_query_len=max(lengths),
             max_seq_len=max(ends),
@@ -123,12 +124,12 @@ class Runner:
             prefill_query_lens=tuple(lengths[num_decode:]),
             prefill_seq_lens=tuple(ends[num_decode:]),
         )
-        input_ids = torch.cat([tokens for _, tokens in chunks])
+        input_ids = torch.cat([tokens for _, tokens in chunks]).to(self.device)
         model = self.loaded.model
-        hidden = model.forward(input_ids, positions, self.kv_cache, attention)
+        hidden = model.forward(input_ids, positions.to(self.device), self.kv_cache, attention)
         for (sequence, _), end in zip(chunks, ends, strict=True):
             self.computed[sequence] = end
-        return list(model.compute_logits(hidden).split(lengths))
+        return list(model.compute_logits(hidden).cpu().split(lengths))
 
     def run(self, sequence: int, tokens: torch.Tensor, chunk_sizes: Sequence[int]) -> torch.Tensor:
         """All logits of a sequence that is computed in chunks of these sizes."""
