@@ -3,6 +3,8 @@
 from array import array
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pillion.actors.scheduler.in_flight import SentPlan
 from pillion.actors.scheduler.sequence import Sequence
 from pillion.messages.steps import NewSequence, StepPlan
@@ -83,6 +85,10 @@ class Draft:
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:
+    sampling = sequence.sampling
+    if sequence.has_produced and sampling.prompt_logprobs is not None:
+        # The edge had them with the first token.
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
     return NewSequence(
         sequence_id=sequence.sequence_id,
         slot=sequence.slot,
@@ -91,5 +97,5 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         num_prompt_tokens=sequence.request.num_prompt_tokens,
         num_computed_tokens=sequence.num_computed_tokens,
         block_ids=[table.tobytes() for table in sequence.block_ids],
-        sampling=sequence.sampling,
+        sampling=sampling,
     )

@@ -123,6 +123,8 @@ class Scheduler:
             self._peer_epochs[actor] = epoch
             if actor == "gpu_worker":
                 self._on_worker_lost()
+            elif actor == "kv_manager" and self._engine is not None:
+                raise InvariantBroken("the KV manager began again and knows none of our blocks")
         return epoch >= known
 
     def _on_new_request(self, message: NewRequest) -> None:
