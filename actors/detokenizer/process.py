@@ -11,6 +11,8 @@ def main() -> int:
     context = enter("detokenizer")
     # One text is one piece of work here: the library's own threads would only take cores from the worker.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # A thread that renders or unpacks must not hold up the loop for the usual 5 ms.
+    sys.setswitchinterval(0.001)
     import uvloop
 
     from pillion.actors.detokenizer.edge_loop import run_edge

@@ -105,7 +105,7 @@ def open_rig(text_model: TextModel) -> EdgeRig:
     return rig
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.dictionaries(FIELDS, VALUES, max_size=5), PARAMS | st.none())
 def test_any_request_is_admitted_or_refused(
     open_rig: EdgeRig, fields: dict[str, Any], params: dict[str, Any] | None

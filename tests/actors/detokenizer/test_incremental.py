@@ -159,10 +159,10 @@ def test_a_window_does_not_grow_with_tokens_that_have_no_text() -> None:
     assert text.push(3) == "world"
 
 
-def test_a_real_vocabulary_with_a_million_random_ids(smollm2_tokenizer: Tokenizer) -> None:
+def test_a_real_vocabulary_with_many_random_ids(smollm2_tokenizer: Tokenizer) -> None:
     chance = random.Random(5)
     backend = smollm2_tokenizer._backend
-    for _ in range(1000):
+    for _ in range(300):
         ids = [chance.randrange(49152) for _ in range(1000)]
         assert "".join(stream(smollm2_tokenizer, ids, True)) == backend.decode(ids)
 
