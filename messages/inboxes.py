@@ -40,6 +40,14 @@ DetokenizerInbox = (
     | control.Shutdown
 )
 
+GatewayInbox = (
+    control.EngineGeometry
+    | control.PeerRestarted
+    | control.Drain
+    | control.EngineFailed
+    | control.Shutdown
+)
+
 LauncherInbox = (
     control.ActorReady
     | control.ActorFailed

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from pillion.runtime.errors import ConfigError
+from pillion.runtime.http_settings import parse_http_address
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -71,6 +72,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(description="seconds after which a start that is not ready fails")
     ] = 600.0
     seed: Annotated[int, Meta(description="base of the seeds of requests that bring none")] = 0
+    http: Annotated[
+        str | None,
+        Meta(description="HOST:PORT of the HTTP server; a port alone means this machine"),
+    ] = None
+    http_uds: Annotated[
+        str | None, Meta(description="Unix socket path at which the HTTP server listens")
+    ] = None
+    api_key: Annotated[
+        str | None,
+        Meta(description="key that HTTP clients must send; process lists show it, a file does not"),
+    ] = None
+    api_key_file: Annotated[
+        str | None, Meta(description="file with the keys that HTTP clients may send, one a line")
+    ] = None
     # Where the model was found on this machine: whoever starts a daemon sets it (runtime/daemon.py).
     model_path: Annotated[str | None, Meta(extra={"internal": True})] = None
 
@@ -95,6 +110,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.drain_s < 0 or self.start_timeout_s <= 0:
             raise ConfigError("drain_s must be at least 0 and start_timeout_s above 0")
+        if self.http is not None:
+            parse_http_address(self.http)
+        if self.api_key == "":
+            raise ConfigError("api_key must not be empty")
+
+    @property
+    def serves_http(self) -> bool:
+        """Whether the daemon has a gateway."""
+        return self.http is not None or self.http_uds is not None
 
     def to_json(self) -> bytes:
         """The bytes from which an actor reads its configuration."""

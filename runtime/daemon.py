@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from pillion.runtime.config import EngineConfig, from_json
 from pillion.runtime.errors import PillionError
+from pillion.runtime.http_settings import remove_http_socket, require_http_packages
 from pillion.runtime.launch_report import LaunchOutcome, LaunchReport
 from pillion.runtime.log import LogFollower, open_log, start_logging
 from pillion.runtime.paths import DaemonLock, RunDir, run_dir
@@ -63,6 +65,8 @@ def launch(
     """
     report = LaunchReport(options.ready_fd)
     try:
+        if config.serves_http:
+            require_http_packages()
         directory = run_dir(config.name)
         directory.create()
         lock = DaemonLock.acquire(directory)
@@ -72,6 +76,8 @@ def launch(
             with _output_to_log(directory, options.foreground):
                 status = _run_launcher(config, directory, lock, options, report, specs)
             directory.remove_sockets()
+            if config.http_uds is not None:
+                remove_http_socket(Path(config.http_uds))
             if options.lifetime_fd is not None and status == 0:
                 directory.remove()
         finally:
@@ -94,12 +100,13 @@ def _run_launcher(
     import uvloop
 
     from pillion.runtime.launcher import Launcher
-    from pillion.runtime.supervision import ACTORS
+    from pillion.runtime.supervision import ACTORS, with_gateway
 
     start_logging("launcher")
+    table = with_gateway(specs or ACTORS, config)
 
     async def run() -> int:
-        launcher = Launcher(config, directory, specs or ACTORS, lock.descriptor, report)
+        launcher = Launcher(config, directory, table, lock.descriptor, report)
         return await launcher.run(options.lifetime_fd)
 
     return uvloop.run(run())

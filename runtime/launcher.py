@@ -184,7 +184,7 @@ class Launcher:
                 logger.info("%s: %s %.0f ms", message.actor, message.phase, message.duration_ms)
             case control.EngineGeometry():
                 self._board.geometry = message
-                self._send(message, "detokenizer", "scheduler", "kv_manager")
+                self._send(message, "detokenizer", "scheduler", "kv_manager", "gateway")
                 self._check_ready()
             case control.Drained():
                 self._drained.set()
@@ -249,7 +249,7 @@ class Launcher:
         self._board.state = "draining"
         logger.info("%s: draining for at most %g s", stop.reason, stop.drain_s)
         deadline_ns = now_ns() + int(stop.drain_s * NS_PER_S)
-        self._send(control.Drain(deadline_ns=deadline_ns), "detokenizer", "scheduler")
+        self._send(control.Drain(deadline_ns=deadline_ns), "detokenizer", "scheduler", "gateway")
         interruption = await self._unless_interrupted(
             self._drained.wait(), stop.drain_s + DRAIN_SLACK_S
         )
@@ -310,7 +310,7 @@ class Launcher:
         spared: list[Child] = []
         others: list[Child] = []
         for child in self._supervisor.stopping_order():
-            tells_clients = child.name == "detokenizer" and child.state == "running"
+            tells_clients = child.name in ("detokenizer", "gateway") and child.state == "running"
             if tells_clients:
                 self._send(control.EngineFailed(message=message), child.name)
                 self._send(control.Shutdown(), child.name)

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from pillion.messages.control import ActorFailed
 from pillion.runtime.clock import now_ns
+from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import RunDir
 from pillion.runtime.process import actor_arguments, child_environment
 
@@ -38,6 +39,11 @@ def module_spec(name: str) -> ActorSpec:
 ACTORS: Final = tuple(
     module_spec(name) for name in ("kv_manager", "scheduler", "detokenizer", "gpu_worker")
 )
+
+
+def with_gateway(specs: Sequence[ActorSpec], config: EngineConfig) -> list[ActorSpec]:
+    """The table with the actor that serves HTTP, if the configuration asks for it."""
+    return [*specs, module_spec("gateway")] if config.serves_http else list(specs)
 
 
 class Child:

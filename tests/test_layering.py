@@ -23,7 +23,7 @@ UNSAFE_MODULES = {
 }
 UNSAFE_CALLS = {"eval", "exec"}
 HEAVY = {"torch", "transformers", "triton", "safetensors"}
-WITHOUT_TORCH = ("scheduler", "kv_manager", "detokenizer")
+WITHOUT_TORCH = ("scheduler", "kv_manager", "detokenizer", "gateway")
 # Where a checkpoint has no tokenizer.json, transformers converts what it has.
 CONVERTS_TOKENIZERS = {"actors/detokenizer/tokenizer_files.py"}
 ONLY_IMPORTER_OF_ZMQ = "runtime/channels.py"

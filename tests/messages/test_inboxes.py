@@ -17,6 +17,7 @@ RING = {
     "kv_manager": inboxes.KvManagerInbox,
     "gpu_worker": inboxes.WorkerInbox,
     "detokenizer": inboxes.DetokenizerInbox,
+    "gateway": inboxes.GatewayInbox,
     "launcher": inboxes.LauncherInbox,
 }
 EDGE = {

@@ -30,6 +30,10 @@ VALUES = {
     "drain_s": 2.5,
     "start_timeout_s": 9.0,
     "cpu_threads": 1,
+    "http": "127.0.0.1:8000",
+    "http_uds": "h.sock",
+    "api_key": "key",
+    "api_key_file": "keys.txt",
 }
 
 

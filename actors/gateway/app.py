@@ -1,0 +1,140 @@
+"""The routes of the gateway as one ASGI application."""
+
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from pillion.actors.gateway import model_routes
+from pillion.actors.gateway.chat_completions import chat_completions
+from pillion.actors.gateway.completions import completions
+from pillion.actors.gateway.exchange import ClientGone, Exchange
+from pillion.actors.gateway.gateway import Gateway
+from pillion.actors.gateway.http_errors import ApiShape, HttpError, http_error_of
+from pillion.runtime.errors import DaemonUnavailable, RequestError
+
+logger = logging.getLogger(__name__)
+
+Serve = Callable[[Gateway, Exchange, bytes], Awaitable[None]]
+
+# What is counted for a client that left before its response had begun; nobody receives it.
+STATUS_CLIENT_GONE: Final = 499
+
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSpec:
+    """One row of the table of routes. `guarded`: an API key is needed, if there are any."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    serve: Serve
+    guarded: bool = True
+    api_shape: ApiShape = "openai"
+
+
+ROUTES: Final = (
+    RouteSpec("POST", "/v1/chat/completions", chat_completions),
+    RouteSpec("POST", "/v1/completions", completions),
+    RouteSpec("POST", "/v1/embeddings", model_routes.embeddings),
+    RouteSpec("GET", "/v1/models", model_routes.list_models),
+    RouteSpec("GET", "/v1/models/{model:path}", model_routes.one_model),
+    RouteSpec("POST", "/tokenize", model_routes.tokenize),
+    RouteSpec("POST", "/detokenize", model_routes.detokenize),
+    RouteSpec("GET", "/version", model_routes.version),
+    RouteSpec("GET", "/live", model_routes.live, guarded=False),
+    RouteSpec("GET", "/ready", model_routes.ready, guarded=False),
+    RouteSpec("GET", "/health", model_routes.ready, guarded=False),
+    RouteSpec("GET", "/metrics", model_routes.metrics),
+)
+
+
+class Endpoint:
+    """One route: key, body, work while the client is there, errors in the API's shape, counts."""
+
+    def __init__(self, gateway: Gateway, spec: RouteSpec) -> None:
+        self._gateway = gateway
+        self._spec = spec
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI calls it."""
+        exchange = Exchange(scope, receive, send, _request_id(scope))
+        exchange.api_shape = self._spec.api_shape
+        try:
+            await self._serve(exchange)
+        except ClientGone:
+            exchange.status = exchange.status or STATUS_CLIENT_GONE
+        finally:
+            self._gateway.metrics.count_response(self._spec.path, exchange.status)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        try:
+            if self._spec.guarded:
+                self._gateway.keys.check(exchange)
+            data = await exchange.read_body()
+            await exchange.while_connected(self._work(exchange, data))
+        except (HttpError, RequestError, DaemonUnavailable) as error:
+            await _tell(exchange, http_error_of(error))
+        except ClientGone:
+            raise
+        except Exception as error:
+            logger.exception("%s failed", self._spec.path)
+            await _tell(exchange, http_error_of(error))
+
+    async def _work(self, exchange: Exchange, data: bytes) -> None:
+        await self._spec.serve(self._gateway, exchange, data)
+
+
+async def _tell(exchange: Exchange, error: HttpError) -> None:
+    """Answers with an error; a stream that has begun has told it already."""
+    if not exchange.status:
+        await exchange.reply(error.status, error.body(exchange.api_shape), error.headers)
+
+
+def make_app(gateway: Gateway) -> Starlette:
+    """The application."""
+    routes = [Route(spec.path, Endpoint(gateway, spec), methods=[spec.method]) for spec in ROUTES]
+    return Starlette(
+        routes=routes, exception_handlers={404: _not_found(gateway), 405: _not_allowed(gateway)}
+    )
+
+
+def _not_found(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(request: Request, _: Exception) -> Response:
+        message = f"there is no route {request.method} {request.url.path[:200]}"
+        return _routing_error(gateway, HttpError(404, message, code="not_found"))
+
+    return answer
+
+
+def _not_allowed(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(request: Request, _: Exception) -> Response:
+        methods = [spec.method for spec in ROUTES if spec.path == request.url.path]
+        message = f"{request.url.path[:200]} takes {' or '.join(methods)}, not {request.method}"
+        response = _routing_error(gateway, HttpError(405, message, code="method_not_allowed"))
+        response.headers["allow"] = ", ".join(methods)
+        return response
+
+    return answer
+
+
+def _routing_error(gateway: Gateway, error: HttpError) -> Response:
+    gateway.metrics.count_response("other", error.status)
+    return Response(error.body("openai"), error.status, media_type="application/json")
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own id if it is a plain word, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return str(value, "ascii")
+    return uuid.uuid4().hex

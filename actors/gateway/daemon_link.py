@@ -1,0 +1,98 @@
+"""The gateway's connection to the text edge."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pillion.messages.control import EngineGeometry
+from pillion.messages.text import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
+from pillion.runtime.async_connection import AsyncConnection
+from pillion.runtime.async_request_stream import receive
+from pillion.runtime.client_connection import Reply
+from pillion.runtime.client_requests import expect_reply
+from pillion.runtime.clock import NS_PER_S, now_ns
+from pillion.runtime.errors import DaemonUnavailable, RequestError
+
+CONNECT_TIMEOUT_S: Final = 2.0
+QUESTION_TIMEOUT_S: Final = 60.0
+
+_Answer = TypeVar("_Answer", TokenizeReply, DetokenizeReply)
+
+
+class DaemonLink:
+    """One connection that carries the requests of all HTTP clients; opened again when it was lost."""
+
+    def __init__(self, path: Path) -> None:
+        self.geometry: EngineGeometry | None = None  # once the weights are loaded
+        self.closed_because: str | None = None  # why nothing new is taken
+        self._path = path
+        self._connection: AsyncConnection | None = None
+        self._opening = asyncio.Lock()
+        self._ids = itertools.count(1)
+
+    def new_request_id(self) -> str:
+        """An id that no other request of this connection has."""
+        return str(next(self._ids))
+
+    async def connection(self) -> AsyncConnection:
+        """The connection. Raises DaemonUnavailable, also while the daemon stops."""
+        if self.closed_because is not None:
+            raise DaemonUnavailable(self.closed_because)
+        connection = self._connection
+        if connection is not None and connection.lost is None:
+            return connection
+        async with self._opening:
+            if self._connection is None or self._connection.lost is not None:
+                self._connection = await AsyncConnection.open(
+                    self._path, "gateway", "", CONNECT_TIMEOUT_S
+                )
+            return self._connection
+
+    async def why_not_ready(self) -> str | None:
+        """None if a request would run now, else the reason why not."""
+        try:
+            connection = await self.connection()
+        except (DaemonUnavailable, RequestError) as error:
+            return str(error)
+        if self.geometry is None and not connection.welcome.ready:
+            return "the model is being loaded"
+        return None
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeReply:
+        """The tokens of a text or chat. Raises RequestError and DaemonUnavailable."""
+        return await self._ask(request, TokenizeReply)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+    ) -> str:
+        """The text of tokens. Raises RequestError and DaemonUnavailable."""
+        request = DetokenizeRequest(
+            client_request_id=self.new_request_id(),
+            token_ids=list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+        )
+        return (await self._ask(request, DetokenizeReply)).text
+
+    def close(self) -> None:
+        """Hangs up; the daemon cancels what is open."""
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _ask(
+        self, request: TokenizeRequest | DetokenizeRequest, kind: type[_Answer]
+    ) -> _Answer:
+        connection = await self.connection()
+        replies: asyncio.Queue[Reply] = asyncio.Queue()
+        until = now_ns() + int(QUESTION_TIMEOUT_S * NS_PER_S)
+        request_id = request.client_request_id
+        reply: Reply | None = None
+        try:
+            await connection.submit(request_id, request, replies.put_nowait)
+            reply = await receive(replies, until)
+        finally:
+            if reply is None:
+                connection.cancel(request_id)
+            connection.forget(request_id)
+        return expect_reply(reply, kind, QUESTION_TIMEOUT_S)

@@ -1,0 +1,67 @@
+"""What every route of the gateway shares."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pillion.actors.gateway.access import ApiKeys, api_keys
+from pillion.actors.gateway.daemon_link import DaemonLink
+from pillion.actors.gateway.exchange import ClientGone
+from pillion.actors.gateway.http_errors import HttpError, http_error_of
+from pillion.actors.gateway.metrics import Metrics
+from pillion.actors.gateway.request_timing import RequestTiming
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.paths import RunDir
+
+
+class Gateway:
+    """The daemon behind the routes, and what is counted of them."""
+
+    def __init__(self, config: EngineConfig, run_dir: RunDir) -> None:
+        """Raises ConfigError for API keys that cannot be read."""
+        self.run_dir = run_dir
+        self.link = DaemonLink(run_dir.client_socket)
+        self.metrics = Metrics()
+        self.keys: ApiKeys = api_keys(config)
+        self.created = int(time.time())
+        self._config = config
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is served."""
+        geometry = self.link.geometry
+        return self._config.served_model_name or (
+            self._config.model if geometry is None else geometry.model_name
+        )
+
+    def check_model(self, model: str | None) -> None:
+        """Raises HttpError 404 for a model that is not served; None means the one that is."""
+        if model is not None and model != self.model_name:
+            raise HttpError(
+                404,
+                f"the model {model!r:.200} is not served here; {self.model_name!r} is",
+                code="model_not_found",
+                param="model",
+            )
+
+    @asynccontextmanager
+    async def counted(self) -> AsyncIterator[RequestTiming]:
+        """Around one generation: it is counted once as received and once by how it ends."""
+        timing = self.metrics.begin()
+        try:
+            yield timing
+        except BaseException as error:
+            if isinstance(error, ClientGone) or not isinstance(error, Exception):
+                self.metrics.end(timing, "cancelled")
+            else:
+                status = http_error_of(error).status
+                refused = status < 500 or (status == 503 and not timing.num_output_tokens)
+                self.metrics.end(timing, "refused" if refused else "failed")
+            raise
+        self.metrics.end(timing, "finished")
+
+
+def new_id(prefix: str) -> str:
+    """An id for an answer, as OpenAI's look."""
+    return f"{prefix}-{uuid.uuid4().hex}"

@@ -1,0 +1,87 @@
+"""HTTP/1.1 connections: uvicorn's protocol with a limit on silence and a way to cut a connection."""
+
+import asyncio
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+# From the first byte of a request, or from connecting, to the end of its headers.
+HEADERS_TIMEOUT_S: Final = 30.0
+KEEP_ALIVE_S: Final = 75
+# What a buggy or hostile client may send as a request line and headers.
+MAX_HEADER_BYTES: Final = 64 * 1024
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One connection. Requests find its transport in their scope as "pillion.transport"."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config=config, server_state=state, app_state={})
+        self._headers_timer: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._in_headers = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by asyncio."""
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        if self._in_headers:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """Called by the parser at a request's first byte."""
+        super().on_message_begin()
+        self.scope["pillion.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+        self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self._stop_timer()
+        self._in_headers = False
+        self._header_bytes = 0
+        super().on_headers_complete()
+
+    def _expect_headers(self) -> None:
+        self._stop_timer()
+        self._in_headers = True
+        self._headers_timer = self.loop.call_later(HEADERS_TIMEOUT_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self.transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._headers_timer is not None:
+            self._headers_timer.cancel()
+            self._headers_timer = None
+
+
+def http_config(app: ASGIApp) -> uvicorn.Config:
+    """uvicorn's settings for this application, loaded."""
+    options: dict[str, Any] = {
+        "http": "httptools",
+        "ws": "none",
+        "lifespan": "off",
+        "access_log": False,
+        "log_config": None,
+        "proxy_headers": False,
+        "server_header": False,
+        "date_header": False,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+    }
+    config = uvicorn.Config(app, **options)
+    config.load()
+    return config

@@ -1,0 +1,120 @@
+"""Routes that generate nothing: models, tokens, versions, probes, metrics."""
+
+import msgspec
+
+import pillion
+from pillion.actors.gateway.bodies import read_body
+from pillion.actors.gateway.exchange import Exchange
+from pillion.actors.gateway.gateway import Gateway
+from pillion.actors.gateway.http_errors import RETRY_AFTER_S, HttpError, invalid
+from pillion.actors.gateway.metrics_page import CONTENT_TYPE, ask_status, metrics_page
+from pillion.actors.gateway.openai_replies import (
+    DetokenizeAnswer,
+    Model,
+    ModelList,
+    TokenizeAnswer,
+    VersionAnswer,
+)
+from pillion.actors.gateway.openai_requests import DetokenizeBody, EmbeddingBody, TokenizeBody
+from pillion.messages.codec import unpack_ids
+from pillion.messages.text import TokenizeRequest
+
+
+async def list_models(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
+    """GET /v1/models: the one model that is served."""
+    await _reply(exchange, ModelList(data=[_model(gateway)]))
+
+
+async def one_model(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
+    """GET /v1/models/{model}."""
+    gateway.check_model(exchange.scope["path_params"]["model"])
+    await _reply(exchange, _model(gateway))
+
+
+async def tokenize(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
+    """POST /tokenize: the tokens of a text or a chat, as a generation would see them."""
+    body = read_body(data, TokenizeBody)
+    request = body.request
+    gateway.check_model(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise invalid("exactly one of prompt and messages must be given", "prompt")
+    reply = await gateway.link.tokenize(
+        TokenizeRequest(
+            client_request_id=gateway.link.new_request_id(),
+            prompt=request.prompt,
+            messages=request.messages,
+            add_special_tokens=request.add_special_tokens is not False,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=bool(request.continue_final_message),
+            chat_template_kwargs=request.chat_template_kwargs,
+            tools=request.tools or None,
+        )
+    )
+    tokens = unpack_ids(reply.token_ids)
+    answer = TokenizeAnswer(count=len(tokens), max_model_len=reply.max_model_len, tokens=tokens)
+    await exchange.reply(200, msgspec.json.encode(answer), body.headers)
+
+
+async def detokenize(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
+    """POST /detokenize: the text of tokens."""
+    body = read_body(data, DetokenizeBody)
+    request = body.request
+    gateway.check_model(request.model)
+    for token_id in request.tokens:
+        if not 0 <= token_id < 2**31:
+            raise invalid(f"tokens takes token ids from 0 up, got {token_id:.0f}", "tokens")
+    text = await gateway.link.detokenize(
+        request.tokens, skip_special_tokens=bool(request.skip_special_tokens)
+    )
+    answer = DetokenizeAnswer(prompt=text)
+    await exchange.reply(200, msgspec.json.encode(answer), body.headers)
+
+
+async def embeddings(gateway: Gateway, _: Exchange, data: bytes) -> None:
+    """POST /v1/embeddings: says that there are none."""
+    gateway.check_model(read_body(data, EmbeddingBody).request.model)
+    raise HttpError(
+        400,
+        f"{gateway.model_name} generates text and has no embeddings; this version serves no embedding models",
+        code="unsupported",
+        param="model",
+    )
+
+
+async def version(_: Gateway, exchange: Exchange, __: bytes) -> None:
+    """GET /version."""
+    await _reply(exchange, VersionAnswer(version=pillion.__version__))
+
+
+async def live(_: Gateway, exchange: Exchange, __: bytes) -> None:
+    """GET /live: this process serves."""
+    await exchange.reply(200, b"{}")
+
+
+async def ready(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
+    """GET /ready and /health: a request would run now."""
+    reason = await gateway.link.why_not_ready()
+    if reason is not None:
+        raise HttpError(503, reason, code="unavailable", retry_after_s=RETRY_AFTER_S)
+    await exchange.reply(200, b"{}")
+
+
+async def metrics(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
+    """GET /metrics: numbers for Prometheus."""
+    is_ready = await gateway.link.why_not_ready() is None
+    status = await ask_status(gateway.run_dir)
+    page = metrics_page(gateway.metrics, status, gateway.model_name, is_ready)
+    await exchange.reply(200, page, content_type=CONTENT_TYPE)
+
+
+def _model(gateway: Gateway) -> Model:
+    geometry = gateway.link.geometry
+    return Model(
+        id=gateway.model_name,
+        created=gateway.created,
+        max_model_len=None if geometry is None else geometry.max_model_len,
+    )
+
+
+async def _reply(exchange: Exchange, answer: msgspec.Struct) -> None:
+    await exchange.reply(200, msgspec.json.encode(answer))

@@ -1,0 +1,47 @@
+"""Where the HTTP server listens, and whether what it needs is installed."""
+
+import importlib.util
+import stat
+from pathlib import Path
+from typing import Final
+
+from pillion.runtime.errors import ConfigError
+
+DEFAULT_HOST: Final = "127.0.0.1"
+MAX_PORT: Final = 65535
+PACKAGES: Final = ("httptools", "starlette", "uvicorn")
+
+
+def parse_http_address(text: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT", ":PORT" or "PORT"; IPv6 hosts in brackets. Port 0: any free one.
+
+    Without a host nothing beyond this machine is served. Raises ConfigError.
+    """
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"http: an IPv6 host needs brackets, [HOST]:PORT, got {text!r:.80}")
+    if not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
+        raise ConfigError(
+            f"http must be HOST:PORT or PORT with a port from 0 to {MAX_PORT}, got {text!r:.80}"
+        )
+    return host or DEFAULT_HOST, int(port)
+
+
+def require_http_packages() -> None:
+    """Raises ConfigError that says what to install, if a package of the HTTP server is missing."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the HTTP server needs {', '.join(missing)}: run pip install 'pillion[http]'"
+        )
+
+
+def remove_http_socket(path: Path) -> None:
+    """Removes the socket file of a gateway that has ended, however it ended; anything else stays."""
+    try:
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        pass

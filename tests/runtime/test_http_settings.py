@@ -1,0 +1,67 @@
+"""Where the HTTP server listens."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from pillion.runtime import http_settings
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.errors import ConfigError
+from pillion.runtime.http_settings import (
+    parse_http_address,
+    remove_http_socket,
+    require_http_packages,
+)
+from pillion.runtime.supervision import ACTORS, with_gateway
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("8000", "127.0.0.1", 8000),
+        (":8000", "127.0.0.1", 8000),
+        ("0", "127.0.0.1", 0),
+        ("0.0.0.0:65535", "0.0.0.0", 65535),
+        ("localhost:80", "localhost", 80),
+        ("[::1]:80", "::1", 80),
+    ],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    assert parse_http_address(text) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "localhost", "a:b", "::1:80", ":65536", "h:-1", "h:8 0", "h:٣"]
+)
+def test_what_is_no_address_is_refused_with_the_field(text: str) -> None:
+    with pytest.raises(ConfigError, match="http"):
+        EngineConfig(model="m", http=text)
+
+
+def test_the_gateway_starts_only_if_asked_for() -> None:
+    assert with_gateway(ACTORS, EngineConfig(model="m")) == list(ACTORS)
+    for config in (EngineConfig(model="m", http="0"), EngineConfig(model="m", http_uds="h.sock")):
+        assert [spec.name for spec in with_gateway(ACTORS, config)][-1] == "gateway"
+
+
+def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_http_packages()
+    monkeypatch.setattr(http_settings, "PACKAGES", ("httptools", "not_there_at_all"))
+    with pytest.raises(
+        ConfigError, match=r"needs not_there_at_all: run pip install 'pillion\[http\]'"
+    ):
+        require_http_packages()
+
+
+def test_only_sockets_are_removed(tmp_path: Path) -> None:
+    remove_http_socket(tmp_path / "nothing")
+    plain = tmp_path / "plain"
+    plain.write_text("mine")
+    remove_http_socket(plain)
+    assert plain.exists()
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+    remove_http_socket(path)
+    assert not path.exists()
