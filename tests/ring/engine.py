@@ -149,7 +149,7 @@ class Engine:
     @property
     def num_free_leased(self) -> int:
         """Leased blocks that the scheduler has given to no sequence."""
-        return int(self.scheduler.gauges["leased_blocks"])
+        return int(self.scheduler.gauges.get("leased_blocks", 0))
 
     def _new_worker(self, epoch: int) -> FakeWorker:
         sizes = self.sizes
@@ -212,7 +212,7 @@ class RandomLoad:
                 some = chance.sample(sorted(edge.open_samples), 1)
                 # An abort may name a sequence that has just ended.
                 self.engine.abort([*some, chance.randrange(1, self._next_id)])
-            if edge.num_tokens and chance.random() < 0.05:
+            if self.engine.num_free_leased and chance.random() < 0.05:
                 self.engine.recall(chance.randint(1, 8))
             for _ in range(chance.randrange(turns_between)):
                 ring.step()

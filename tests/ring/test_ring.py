@@ -150,25 +150,24 @@ def test_a_drained_engine_ends_what_it_has_and_says_so_once() -> None:
     assert any(sample.outcome == "error" for sample in engine.edge.samples.values())
 
 
-def test_a_new_scheduler_goes_on_with_the_tokens_that_the_edge_has() -> None:
-    engine = Engine(seed=3)
-    RandomLoad(engine, seed=3).run(1_500)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("actor", ["scheduler", "gpu_worker"])
+def test_a_new_life_of_an_actor_goes_on_with_the_tokens_that_were_seen(
+    actor: str, seed: int
+) -> None:
+    """The new scheduler gets them from the edge, the new worker computes them again."""
+    engine = Engine(seed=seed, pace=PACES[seed])
+    load = RandomLoad(engine, seed=seed)
+    load.run(1_000)
     assert engine.edge.open_samples
     num_tokens = engine.edge.num_tokens
-    engine.restart_scheduler()
+    if actor == "scheduler":
+        engine.restart_scheduler()
+    else:
+        engine.restart_worker()
+    load.run(engine.ring.num_messages + 200)
     engine.finish()
     assert engine.edge.num_tokens > num_tokens
-
-
-def test_a_new_worker_computes_again_what_the_old_one_had() -> None:
-    engine = Engine(seed=4)
-    RandomLoad(engine, seed=4).run(1_500)
-    assert engine.edge.open_samples
-    num_tokens = engine.edge.num_tokens
-    engine.restart_worker()
-    engine.finish()
-    assert engine.edge.num_tokens > num_tokens
-    assert engine.worker.counters["steps"] > 0
 
 
 def test_nothing_moves_in_an_idle_ring() -> None:
