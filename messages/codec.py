@@ -76,4 +76,4 @@ def pack_floats(values: Iterable[float]) -> bytes:
 
 def unpack_floats(data: bytes | memoryview) -> list[float]:
     """Packed float32 as a list."""
-    return memoryview(data).cast("B").cast("f").tolist()
+    return list(memoryview(data).cast("B").cast("f"))

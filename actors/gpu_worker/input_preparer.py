@@ -1,17 +1,18 @@
 """The first stage of a step: from a plan and the state table to the tensors that the step reads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from pillion.actors.gpu_worker.block_tables import BlockTables
+from pillion.actors.gpu_worker.cuda_graphs import DecodeGraph, GraphTable
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs, PromptLogprobRows, StepInputs
-from pillion.kernels.paged_attention import gather_rows
+from pillion.kernels.paged_attention import RowGather, gather_rows
 from pillion.kernels.prepare_decode import DecodeRows, prepare_decode
 from pillion.messages.steps import StepPlan
 from pillion.runtime.errors import InvariantBroken
@@ -33,7 +34,7 @@ class PlanRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodeConstants:
+class DecodeConstants:
     """Tensors that depend on the slots of the decode rows alone: kept while the rows stay the same."""
 
     slots_np: npt.NDArray[np.int32]
@@ -63,13 +64,21 @@ class InputPreparer:
     """
 
     def __init__(
-        self, device: Device, states: RequestStates, blocks: BlockTables, kv_cache: KvCache
+        self,
+        device: Device,
+        states: RequestStates,
+        blocks: BlockTables,
+        kv_cache: KvCache,
+        graphs: GraphTable,
     ) -> None:
         self._device = device
         self._states = states
         self._blocks = blocks
         self._kv_cache = kv_cache
-        self._constants = self._decode_constants(np.zeros(0, dtype=np.int32))
+        self._graphs = graphs
+        # graph size -> the slots that its device tensor names
+        self._graph_slots_np: dict[int, npt.NDArray[np.int32]] = {}
+        self._constants = self.decode_constants(np.zeros(0, dtype=np.int32))
 
     def apply(self, plan: StepPlan) -> None:
         """Frees slots, seats new sequences, appends blocks; in this order, once per plan."""
@@ -121,24 +130,18 @@ class InputPreparer:
     def prepare(self, rows: PlanRows) -> StepInputs:
         """The step's tensors. The host's counters move on as if no row finished."""
         states = self._states
-        num_decode = len(rows.decode_slots)
-        if not np.array_equal(rows.decode_slots, self._constants.slots_np):
-            self._constants = self._decode_constants(rows.decode_slots)
-        max_seq_len = int(states.num_computed_np[rows.decode_slots].max(initial=-1)) + 1
-        decode = prepare_decode(
-            self._constants.slots,
-            states.token_table,
-            states.num_computed,
-            states.num_known,
-            self._blocks.capacity,
-            states.finished,
-            self._blocks.table,
-            self._blocks.block_size,
-        )
-        if len(rows.prefill_slots):
-            inputs = self._with_prefill(rows, decode, max_seq_len)
+        num_decode, num_prefill = len(rows.decode_slots), len(rows.prefill_slots)
+        graph = self._graphs.find(num_decode) if num_decode and not num_prefill else None
+        if graph is not None:
+            inputs = self._captured(graph, rows.decode_slots)
         else:
-            inputs = self._decode_only(decode, max_seq_len, num_decode)
+            if not np.array_equal(rows.decode_slots, self._constants.slots_np):
+                self._constants = self.decode_constants(rows.decode_slots)
+            max_seq_len = int(states.num_computed_np[rows.decode_slots].max(initial=-1)) + 1
+            if num_prefill:
+                inputs = self._with_prefill(rows, max_seq_len)
+            else:
+                inputs = self.decode_inputs(self._constants, max_seq_len)
         states.num_computed_np[rows.decode_slots] += 1
         states.num_known_np[rows.decode_slots] += 1
         states.num_computed_np[rows.prefill_slots] = rows.prefill_ends
@@ -146,8 +149,26 @@ class InputPreparer:
         states.num_known_np[rows.prefill_slots[complete]] += 1
         return inputs
 
-    def _decode_only(self, decode: DecodeRows, max_seq_len: int, num_rows: int) -> StepInputs:
-        constants = self._constants
+    def decode_constants(self, slots_np: npt.NDArray[np.int32]) -> DecodeConstants:
+        """What steps of these decode rows have in common."""
+        num_rows = len(slots_np)
+        return DecodeConstants(
+            slots_np=slots_np,
+            slots=self._device.upload_int64(slots_np),
+            query_start_loc=self._device.upload(np.arange(num_rows + 1, dtype=np.int32)),
+            logits_indices=self._device.upload_int64(range(num_rows)),
+        )
+
+    def decode_inputs(
+        self, constants: DecodeConstants, max_seq_len: int | None = None
+    ) -> StepInputs:
+        """Inputs of a step of decode rows alone, all made on the device.
+
+        `max_seq_len` is the host's bound on KV lengths; None: any length, for graphs.
+        """
+        max_seq_len = max_seq_len or self._states.max_model_len
+        num_rows = len(constants.slots_np)
+        decode = self._decode_rows(constants)
         table = self._block_table(constants.slots, max_seq_len)
         attention = AttentionInputs(
             query_start_loc=constants.query_start_loc,
@@ -158,9 +179,7 @@ class InputPreparer:
             max_query_len=min(num_rows, 1),
             max_seq_len=max_seq_len,
             max_decode_seq_len=max_seq_len,
-            gather=gather_rows(
-                self._kv_cache.layer(0), table, decode.seq_lens, num_rows, max_seq_len, (), ()
-            ),
+            gather=self._gather(table, decode.seq_lens, num_rows, max_seq_len, (), ()),
         )
         return StepInputs(
             input_ids=decode.input_ids,
@@ -172,15 +191,48 @@ class InputPreparer:
             sample_slots=constants.slots,
             sample_valid=decode.valid,
             sample_slots_np=constants.slots_np,
-            sample_generations_np=self._states.generation_np[constants.slots_np],
-            sample_sequence_ids_np=self._states.sequence_id_np[constants.slots_np],
+            sample_generations_np=self._states.generation_np.take(constants.slots_np, mode="clip"),
+            sample_sequence_ids_np=self._states.sequence_id_np.take(
+                constants.slots_np, mode="clip"
+            ),
             num_prefill_tokens=0,
         )
 
-    def _with_prefill(
-        self, rows: PlanRows, decode: DecodeRows, max_decode_seq_len: int
-    ) -> StepInputs:
+    def _decode_rows(self, constants: DecodeConstants) -> DecodeRows:
+        states = self._states
+        return prepare_decode(
+            constants.slots,
+            states.token_table,
+            states.num_computed,
+            states.num_known,
+            self._blocks.capacity,
+            states.finished,
+            self._blocks.table,
+            self._blocks.block_size,
+        )
+
+    def _captured(self, graph: DecodeGraph, slots_np: npt.NDArray[np.int32]) -> StepInputs:
+        """The graph's own tensors, with its slots set to these and its other rows masked."""
+        num_rows = len(slots_np)
+        padded_np = np.full(graph.num_rows, self._states.max_num_seqs, dtype=np.int32)
+        padded_np[:num_rows] = slots_np
+        uploaded_np = self._graph_slots_np.get(graph.num_rows)
+        if uploaded_np is None or not np.array_equal(uploaded_np, padded_np):
+            graph.slots.copy_(self._device.upload_int64(padded_np))
+            self._graph_slots_np[graph.num_rows] = padded_np
+        return replace(
+            graph.inputs,
+            graph=graph,
+            sample_slots=graph.slots[:num_rows],
+            sample_valid=graph.inputs.sample_valid[:num_rows],
+            sample_slots_np=slots_np,
+            sample_generations_np=self._states.generation_np[slots_np],
+            sample_sequence_ids_np=self._states.sequence_id_np[slots_np],
+        )
+
+    def _with_prefill(self, rows: PlanRows, max_decode_seq_len: int) -> StepInputs:
         device, states = self._device, self._states
+        decode = self._decode_rows(self._constants)
         num_decode = len(rows.decode_slots)
         lengths = rows.prefill_ends - rows.prefill_starts
         tokens = self._prefill_tokens(rows, lengths)
@@ -200,14 +252,8 @@ class InputPreparer:
         max_seq_len = max(max_decode_seq_len, int(rows.prefill_ends.max()))
         table = self._block_table(slots, max_seq_len)
         query_lens, prefill_seq_lens = tuple(lengths.tolist()), tuple(rows.prefill_ends.tolist())
-        gather = gather_rows(
-            self._kv_cache.layer(0),
-            table,
-            seq_lens,
-            num_decode,
-            max_decode_seq_len,
-            query_lens,
-            prefill_seq_lens,
+        gather = self._gather(
+            table, seq_lens, num_decode, max_decode_seq_len, query_lens, prefill_seq_lens
         )
         attention = AttentionInputs(
             query_start_loc=device.upload(bounds.astype(np.int32)),
@@ -269,19 +315,32 @@ class InputPreparer:
                 asked.append(PromptLogprobRows(sequence_id, start, first_token, token_ids, num_top))
         return tuple(asked)
 
+    def _gather(
+        self,
+        table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        num_decode_rows: int,
+        max_decode_seq_len: int,
+        query_lens: tuple[int, ...],
+        prefill_seq_lens: tuple[int, ...],
+    ) -> RowGather | None:
+        """For the torch reference of attention, which is the CPU's path."""
+        if self._device.is_cuda:
+            return None
+        return gather_rows(
+            self._kv_cache.layer(0),
+            table,
+            seq_lens,
+            num_decode_rows,
+            max_decode_seq_len,
+            query_lens,
+            prefill_seq_lens,
+        )
+
     def _block_table(self, slots: torch.Tensor, max_seq_len: int) -> torch.Tensor:
         """[num_rows, blocks that max_seq_len tokens need] int32."""
         num_blocks = -(-max_seq_len // self._blocks.block_size)
         return self._blocks.table[:, :num_blocks].index_select(0, slots)
-
-    def _decode_constants(self, slots_np: npt.NDArray[np.int32]) -> _DecodeConstants:
-        num_rows = len(slots_np)
-        return _DecodeConstants(
-            slots_np=slots_np,
-            slots=self._device.upload_int64(slots_np),
-            query_start_loc=self._device.upload(np.arange(num_rows + 1, dtype=np.int32)),
-            logits_indices=self._device.upload_int64(range(num_rows)),
-        )
 
     def _check_slots(self, slots: npt.NDArray[np.int32]) -> None:
         if len(slots) and (slots.min() < 0 or slots.max() >= self._states.max_num_seqs):

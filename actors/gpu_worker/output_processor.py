@@ -103,11 +103,14 @@ class OutputProcessor:
 
         Writes: the state table's tokens, counters and finished flags.
         """
-        self._states.num_computed.index_add_(0, inputs.slots, inputs.advance)
         columns: Download | None = None
         logprobs: Download | None = None
         logprob_rows_np = _NO_ROWS
-        if output.logits is not None:
+        if inputs.graph is not None and self._sampler.is_greedy(inputs.sample_slots_np):
+            columns = self._device.download([inputs.graph.replay_greedy()])
+        else:
+            self._states.num_computed.index_add_(0, inputs.slots, inputs.advance)
+        if columns is None and output.logits is not None:
             sampled, result = self._sample(inputs, output.logits)
             columns = self._device.download([result])
             if sampled.logprobs is not None:
@@ -136,7 +139,8 @@ class OutputProcessor:
             for rows, download in zip(pending.prompt_rows, pending.prompt_logprobs, strict=True)
         ]
         columns = _NO_COLUMNS if pending.columns is None else pending.columns.wait()[0]
-        token_ids, positions, all_finish, valid = columns
+        # The columns of a graph are padded.
+        token_ids, positions, all_finish, valid = columns[:, : len(pending.slots_np)]
         kept = np.flatnonzero(valid)
         finish = all_finish[kept]
         slots, generations = pending.slots_np[kept], pending.generations_np[kept]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pillion.actors.gpu_worker.block_tables import BlockTables
+from pillion.actors.gpu_worker.cuda_graphs import GraphCapturer, GraphTable
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
@@ -23,6 +24,8 @@ class Stages:
     input_preparer: InputPreparer
     executor: ModelExecutor
     output_processor: OutputProcessor
+    # captures decode graphs; None on the CPU, and where the tables are only for a probe
+    capturer: GraphCapturer | None
 
     @classmethod
     def build(
@@ -32,6 +35,8 @@ class Stages:
         vocab_size: int,
         kv_cache: KvCache,
         limits: WorkerLimits,
+        *,
+        with_graphs: bool = False,
     ) -> "Stages":
         """Empty tables for this many sequences, and the stages around them."""
         states = RequestStates(device, limits.max_num_seqs, limits.max_model_len)
@@ -45,13 +50,18 @@ class Stages:
         executor = ModelExecutor(model, kv_cache)
         # The state table's scratch row may appear in padded batches, so the sampler knows it too.
         sampler = Sampler(vocab_size, limits.max_num_seqs + 1, limits.max_model_len, device.device)
+        graphs = GraphTable()
+        input_preparer = InputPreparer(device, states, blocks, kv_cache, graphs)
         return cls(
             device=device,
             states=states,
-            input_preparer=InputPreparer(device, states, blocks, kv_cache),
+            input_preparer=input_preparer,
             executor=executor,
             output_processor=OutputProcessor(
                 device, states, sampler, executor.compute_logits, vocab_size
+            ),
+            capturer=(
+                GraphCapturer(states, input_preparer, executor, graphs) if with_graphs else None
             ),
         )
 
@@ -64,4 +74,5 @@ class Stages:
             executor=self.executor,
             output_processor=self.output_processor,
             steps_in_flight=steps_in_flight if self.device.is_cuda else 1,
+            capturer=self.capturer,
         )

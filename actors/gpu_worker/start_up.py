@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from pillion.actors.gpu_worker.cuda_graphs import READY_SIZE
 from pillion.actors.gpu_worker.device import (
     Device,
     available_cpu_threads,
@@ -80,11 +81,21 @@ def start_worker(
     if device.is_cuda:
         limits = _measured_cuda_limits(config, shape, device, loaded)
     kv_cache = _kv_cache(shape, limits.num_blocks, dtype, device)
-    stages = Stages.build(device, loaded.model, model_config.vocab_size, kv_cache, limits)
+    stages = Stages.build(
+        device,
+        loaded.model,
+        model_config.vocab_size,
+        kv_cache,
+        limits,
+        with_graphs=device.is_cuda,
+    )
     end_phase("kv cache")
 
     warm_up(stages, limits, shape.block_size, _WARM_UP_TOKENS)
     end_phase("warm-up")
+    if stages.capturer is not None:
+        stages.capturer.capture_up_to(READY_SIZE)
+        end_phase("first graphs")
     geometry = _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
     return stages.worker(epoch, config.steps_in_flight), geometry
 

@@ -1,12 +1,16 @@
 """The tensors of one step: what InputPreparer makes and ModelExecutor and OutputProcessor read."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from pillion.kernels.paged_attention import RowGather
+
+if TYPE_CHECKING:
+    from pillion.actors.gpu_worker.cuda_graphs import DecodeGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,13 @@ class StepInputs:
     sample_generations_np: npt.NDArray[np.int32]
     sample_sequence_ids_np: npt.NDArray[np.int64]
     num_prefill_tokens: int
+    # set if the step is captured: the tensors above are the graph's own, padded beyond the step's rows
+    graph: "DecodeGraph | None" = None
     prompt_logprobs: tuple[PromptLogprobRows, ...] = ()
 
     @property
     def num_decode_rows(self) -> int:
-        """Rows whose one token comes from the device's own state."""
+        """Rows whose one token comes from the device's own state, padding left out."""
+        if self.graph is not None:
+            return len(self.sample_slots_np)
         return self.attention.num_decode_rows

@@ -2,39 +2,38 @@
 
 For decode steps on a CUDA device, where a product costs what reading its weight costs and every further launch
 costs as much again on small models. All tensors are of one 16-bit type on one CUDA device unless said
-otherwise; `x` is [n, in] with 1 <= n <= MAX_ROWS and a dense last dimension, weights are dense [out, in].
-"""
+otherwise; `x` is [n, in] with a dense last dimension, weights are dense [out, in]. Where measurements say that
+the library's product and separate launches are faster, these are what runs (see tiles.py).
 
-from typing import Final
+`pdl`: the launch before, on the same stream, lets this one be set up before it ends (programmatic dependent
+launch, compute capability 9.0 and up).
+"""
 
 import torch
 
-MAX_ROWS: Final = 64
+from pillion.kernels.fused_linear import tiles
 
 
-def norm_linear(
-    x: torch.Tensor,
-    gain: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    *,
-    pdl: bool = False,
-) -> torch.Tensor:
-    """rms_norm(x, gain) @ weight.T + bias, [n, out] of `out_dtype` (x's by default)."""
-    from pillion.kernels.fused_linear import triton_impl
+def linear_float32(x: torch.Tensor, weight: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    """x @ weight.T in float32, [n, out]: a model's head."""
+    if pays("head", weight, x):
+        from pillion.kernels.fused_linear import triton_impl
 
-    return triton_impl.norm_linear(x, gain, eps, weight, bias, out_dtype or x.dtype, pdl=pdl)
+        return triton_impl.linear_float32(x, weight, pdl=pdl)
+    return torch.nn.functional.linear(x, weight).float()
 
 
 def norm_gated_linear(
     x: torch.Tensor, gain: torch.Tensor, eps: float, weight: torch.Tensor, *, pdl: bool = False
 ) -> torch.Tensor:
     """silu(g) * u with g, u = the halves of rms_norm(x, gain) @ weight.T; [n, out / 2]."""
-    from pillion.kernels.fused_linear import triton_impl
+    if pays("gated", weight, x):
+        from pillion.kernels.fused_linear import triton_impl
 
-    return triton_impl.norm_gated_linear(x, gain, eps, weight, pdl=pdl)
+        return triton_impl.norm_gated_linear(x, gain, eps, weight, pdl=pdl)
+    from pillion.kernels.fused_linear import composed
+
+    return composed.norm_gated_linear(x, gain, eps, weight)
 
 
 def linear_add(
@@ -46,9 +45,14 @@ def linear_add(
     pdl: bool = False,
 ) -> None:
     """residual += x @ weight.T + bias. residual [n, out]. Writes: residual."""
-    from pillion.kernels.fused_linear import triton_impl
+    if pays("add", weight, x):
+        from pillion.kernels.fused_linear import triton_impl
 
-    triton_impl.linear_add(x, weight, bias, residual, pdl=pdl)
+        triton_impl.linear_add(x, weight, bias, residual, pdl=pdl)
+    else:
+        from pillion.kernels.fused_linear import composed
+
+        composed.linear_add(x, weight, bias, residual)
 
 
 def norm_qkv(
@@ -73,8 +77,16 @@ def norm_qkv(
 
     Writes: layer_kv at slot_mapping.
     """
-    from pillion.kernels.fused_linear import triton_impl
+    arguments = (x, gain, eps, weight, bias, cos_sin, layer_kv, slot_mapping, num_q_heads)
+    if pays("qkv", weight, x) and 2 * cos_sin.shape[-1] == layer_kv.shape[-1]:
+        from pillion.kernels.fused_linear import triton_impl
 
-    return triton_impl.norm_qkv(
-        x, gain, eps, weight, bias, cos_sin, layer_kv, slot_mapping, num_q_heads, pdl=pdl
-    )
+        return triton_impl.norm_qkv(*arguments, pdl=pdl)
+    from pillion.kernels.fused_linear import composed
+
+    return composed.norm_qkv(*arguments)
+
+
+def pays(kind: tiles.Kind, weight: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether the fused product is the fastest way for these."""
+    return tiles.pays(kind, weight.shape[0], weight.shape[1], x.shape[0])

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pillion.kernels.fused_linear.tiles import Tile, best_tile
+from pillion.kernels.fused_linear.tiles import Kind, Tile, best_tile, padded_rows
 
 
 @triton.jit
@@ -33,7 +33,17 @@ def _finish(acc, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _load_x(x_ptr, gain_ptr, rows, offs_k, num_rows, x_stride, K: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr):
+def _load_x(
+    x_ptr,
+    gain_ptr,
+    rows,
+    offs_k,
+    num_rows,
+    x_stride,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    NORM: tl.constexpr,
+):
     """One K tile of the input (float32 for one row, else the input's dtype) and its sum of squares."""
     k_mask = offs_k < K
     if ROWS == 1:
@@ -244,13 +254,8 @@ def _pdl_option(pdl: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if pdl else {}
 
 
-def _rows(num_rows: int) -> int:
-    """The padded number of rows that a kernel is compiled for."""
-    return 1 if num_rows == 1 else max(8, triton.next_power_of_2(num_rows))
-
-
 def _launch(
-    kind: str,
+    kind: Kind,
     x: torch.Tensor,
     weight: torch.Tensor,
     gain: torch.Tensor | None,
@@ -263,7 +268,7 @@ def _launch(
 ) -> None:
     num_rows, k = x.shape
     n_out = out.shape[1]
-    rows = _rows(num_rows)
+    rows = padded_rows(num_rows)
     tile = tile or best_tile(kind, weight.shape[0], k, rows)
     skinny_linear_kernel[(triton.cdiv(n_out, tile.block_n),)](
         x,
@@ -292,20 +297,12 @@ def _launch(
     )
 
 
-def norm_linear(
-    x: torch.Tensor,
-    gain: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    *,
-    pdl: bool = False,
-    tile: Tile | None = None,
+def linear_float32(
+    x: torch.Tensor, weight: torch.Tensor, *, pdl: bool = False, tile: Tile | None = None
 ) -> torch.Tensor:
-    """See `pillion.kernels.fused_linear.norm_linear`."""
-    out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
-    _launch("norm", x, weight, gain, eps, bias, None, out, tile, pdl)
+    """See `pillion.kernels.fused_linear.linear_float32`."""
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
+    _launch("head", x, weight, None, 0.0, None, None, out, tile, pdl)
     return out
 
 
@@ -354,7 +351,7 @@ def norm_qkv(
     """See `pillion.kernels.fused_linear.norm_qkv`."""
     num_rows, k = x.shape
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
-    rows = _rows(num_rows)
+    rows = padded_rows(num_rows)
     tile = tile or best_tile("qkv", weight.shape[0], k, rows)
     block_h = min(tile.block_n, triton.next_power_of_2(head_dim // 2))
     q = torch.empty((num_rows, num_q_heads, head_dim), dtype=x.dtype, device=x.device)

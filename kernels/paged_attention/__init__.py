@@ -14,6 +14,8 @@ def paged_attention(
     rows: AttentionRows,
     scale: float,
     sliding_window: int | None = None,
+    *,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """softmax(q k^T * scale) v per token, each token over its own sequence up to and including itself.
 
@@ -25,6 +27,48 @@ def paged_attention(
     q        [num_tokens, num_q_heads, head_dim]
     layer_kv [num_blocks, 2, num_kv_heads, block_size, head_dim], the last three dimensions dense;
              this step's tokens are already in it
+    pdl      as in `pillion.kernels.fused_linear`, for steps of decode rows alone
     returns  [num_tokens, num_q_heads, head_dim]
     """
+    if q.is_cuda:
+        return _on_cuda(q, layer_kv, rows, scale, sliding_window, pdl)
     return reference.paged_attention(q, layer_kv, rows, scale, sliding_window)
+
+
+def _on_cuda(
+    q: torch.Tensor,
+    layer_kv: torch.Tensor,
+    rows: AttentionRows,
+    scale: float,
+    sliding_window: int | None,
+    pdl: bool,
+) -> torch.Tensor:
+    from pillion.kernels.paged_attention import triton_decode, triton_prefill
+
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    num_decode = rows.num_decode_rows
+    if num_decode:
+        triton_decode.decode_attention(
+            q[:num_decode],
+            layer_kv,
+            rows.block_table,
+            rows.seq_lens,
+            out[:num_decode],
+            scale,
+            sliding_window,
+            pdl,
+        )
+    if rows.prefill_query_lens:
+        triton_prefill.prefill_attention(
+            q,
+            layer_kv,
+            rows.block_table,
+            rows.query_start_loc,
+            rows.seq_lens,
+            out,
+            num_decode,
+            max(rows.prefill_query_lens),
+            scale,
+            sliding_window,
+        )
+    return out

@@ -34,6 +34,10 @@ class AttentionRows(Protocol):
     """Decode rows (one token each) come first, then prefill rows (any number of tokens)."""
 
     @property
+    def query_start_loc(self) -> torch.Tensor:
+        """[num_rows + 1] int32; first token of each row."""
+
+    @property
     def seq_lens(self) -> torch.Tensor:
         """[num_rows] int32; KV length with this step's tokens, 0 for masked rows."""
 
@@ -71,7 +75,10 @@ def gather_rows(
     prefill_query_lens: tuple[int, ...],
     prefill_seq_lens: tuple[int, ...],
 ) -> RowGather:
-    """Computed once per step, from any layer of the pool; arguments as in AttentionRows."""
+    """Computed once per step, from any layer of the pool; arguments as in AttentionRows.
+
+    Kernels on a CUDA device read the tables themselves and need none of it.
+    """
     decode = None
     if num_decode_rows:
         decode = _gather_decode(

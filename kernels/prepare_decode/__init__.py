@@ -45,8 +45,14 @@ def prepare_decode(
     finished      [num_slots] bool
     block_tables  [num_slots, max_blocks] int32
     """
+    if slots.is_cuda:
+        from pillion.kernels.prepare_decode import triton_impl
+
+        implementation = triton_impl.prepare_decode
+    else:
+        implementation = reference.prepare_decode
     return DecodeRows(
-        *reference.prepare_decode(
+        *implementation(
             slots,
             token_table,
             num_computed,

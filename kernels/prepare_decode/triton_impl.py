@@ -37,7 +37,9 @@ def _prepare_decode_kernel(
     valid = (computed + 1 == known) & (computed < capacity) & (finished == 0)
     position = tl.where(valid, computed, 0)
     token = tl.load(token_table_ptr + slot * token_stride + position, mask=mask, other=0)
-    block = tl.load(block_tables_ptr + slot * table_stride + position // BLOCK_SIZE, mask=mask, other=0)
+    block = tl.load(
+        block_tables_ptr + slot * table_stride + position // BLOCK_SIZE, mask=mask, other=0
+    )
     mapped = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
     tl.store(input_ids_ptr + row, token.to(tl.int64), mask=mask)
     tl.store(positions_ptr + row, position, mask=mask)

@@ -14,6 +14,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     weight  [hidden_size], of x's type
     returns a new tensor like x
     """
+    if x.is_cuda:
+        from pillion.kernels.rms_norm import triton_impl
+
+        return triton_impl.rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 
@@ -25,4 +29,8 @@ def rms_norm_add(
     x, residual [n, hidden_size]; weight [hidden_size]; all of one type. Both results are new tensors or
     reuse x. Writes: possibly x, never residual.
     """
+    if x.is_cuda:
+        from pillion.kernels.rms_norm import triton_impl
+
+        return triton_impl.rms_norm_add(x, residual, weight, eps)
     return reference.rms_norm_add(x, residual, weight, eps)

@@ -27,4 +27,8 @@ def rotary_kv_write(
 
     Writes: layer_kv at the tokens of slot_mapping, and anything in its last block, which is scratch.
     """
+    if q.is_cuda:
+        from pillion.kernels.rotary_kv_write import triton_impl
+
+        return triton_impl.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping)
     return reference.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping)

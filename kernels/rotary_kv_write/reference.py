@@ -1,4 +1,4 @@
-"""The specification in torch, and the CPU path."""
+"""The specification in torch, and the CPU path: few operators, as each costs microseconds per layer."""
 
 import torch
 
@@ -12,20 +12,28 @@ def rotary_kv_write(
     slot_mapping: torch.Tensor,
 ) -> torch.Tensor:
     """See `pillion.kernels.rotary_kv_write.rotary_kv_write`."""
-    cos, sin = cos_sin[:, None, 0], cos_sin[:, None, 1]
+    num_q_heads, num_kv_heads = q.shape[1], k.shape[1]
+    rotated = _rotate(torch.cat((q, k), dim=1), cos_sin)
+    rotated_q, rotated_k = rotated.split_with_sizes((num_q_heads, num_kv_heads), dim=1)
+    kv = torch.cat((rotated_k, v), dim=1).to(layer_kv.dtype)
     block_size = layer_kv.shape[3]
     # Floor division sends -1 to the last row of the last block: scratch takes what is not stored, so
     # that no shape depends on how many rows are masked.
     block_ids = slot_mapping.div(block_size, rounding_mode="floor")
     offsets = slot_mapping.remainder(block_size)
-    layer_kv[block_ids, 0, :, offsets] = _rotate(k, cos, sin).to(layer_kv.dtype)
-    layer_kv[block_ids, 1, :, offsets] = v.to(layer_kv.dtype)
-    return _rotate(q, cos, sin)
+    layer_kv.flatten(1, 2)[block_ids, :, offsets] = kv
+    return rotated_q
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """[num_tokens, heads, head_dim] rotated in float32, in its own type."""
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    rotated = (first * cos - second * sin, second * cos + first * sin)
-    return torch.cat([part.to(x.dtype) for part in rotated] + [rest], dim=-1)
+    half = cos_sin.shape[-1]
+    cos, sin = cos_sin[:, None].unbind(2)
+    parts = x.split_with_sizes((half, half, x.shape[-1] - 2 * half), dim=-1)
+    pairs = x[..., : 2 * half].unflatten(-1, (2, half))
+    turned = pairs * cos.unsqueeze(2)
+    first, second = turned.unbind(2)
+    first.addcmul_(parts[1], sin, value=-1)
+    second.addcmul_(parts[0], sin)
+    turned = turned.flatten(2).to(x.dtype)
+    return torch.cat((turned, parts[2]), dim=-1) if parts[2].shape[-1] else turned

@@ -11,4 +11,8 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate_up [n, 2 * ffn]: gate in the first half of each row, up in the second
     returns [n, ffn], a new tensor of the same type
     """
+    if gate_up.is_cuda:
+        from pillion.kernels.silu_and_mul import triton_impl
+
+        return triton_impl.silu_and_mul(gate_up)
     return reference.silu_and_mul(gate_up)

@@ -38,7 +38,13 @@ def update_rows(
 
     Writes: token_table, num_known, finished.
     """
-    return reference.update_rows(
+    if slots.is_cuda:
+        from pillion.kernels.update_rows import triton_impl
+
+        implementation = triton_impl.update_rows
+    else:
+        implementation = reference.update_rows
+    return implementation(
         slots,
         token_ids,
         valid,

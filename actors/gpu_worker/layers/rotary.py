@@ -14,13 +14,25 @@ from pillion.actors.gpu_worker.models.model_config import RopeConfig
 class RotaryEmbedding:
     """Turns positions into the table that `kernels.rotary_kv_write` takes."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
+    def __init__(
+        self, rope: RopeConfig, head_dim: int, device: torch.device, max_positions: int = 0
+    ) -> None:
+        """On a CUDA device the first `max_positions` are computed now: a step then takes one launch."""
         # [rotary_dim / 2] float32
         self.frequencies = rotary_frequencies(rope, head_dim).to(device)
         self._magnitude = attention_magnitude(rope)
+        # [max_positions, 2, rotary_dim / 2] float32
+        self._table: torch.Tensor | None = None
+        if device.type == "cuda" and max_positions:
+            self._table = self._compute(torch.arange(max_positions, device=device))
 
     def cos_sin(self, positions: torch.Tensor) -> torch.Tensor:
         """Cosines and sines of positions [n]: [n, 2, rotary_dim / 2] float32. Once per step, for all layers."""
+        if self._table is not None:
+            return self._table.index_select(0, positions)
+        return self._compute(positions)
+
+    def _compute(self, positions: torch.Tensor) -> torch.Tensor:
         angles = positions.to(torch.float32).unsqueeze(1) * self.frequencies
         table = torch.stack((angles.cos(), angles.sin()), dim=1)
         return table if self._magnitude == 1.0 else table.mul_(self._magnitude)

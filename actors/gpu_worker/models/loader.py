@@ -175,7 +175,7 @@ class _Assembly:
         final_norm = self._norm("model.norm", config.hidden_size)
         self._builder.settle()
         self.num_bytes += sum(linear.num_bytes for linear in self._linears)
-        rotary = RotaryEmbedding(config.rope, config.head_dim, self._device)
+        rotary = RotaryEmbedding(config.rope, config.head_dim, self._device, config.max_positions)
         return Transformer(
             table, layers, final_norm, head, rotary, config.rms_norm_eps, self._dtype
         )

@@ -7,10 +7,14 @@ from torch.nn.functional import embedding
 
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.layers.decoder_layer import DecoderLayer
+from pillion.actors.gpu_worker.layers.fused_layer import FusedLayer
 from pillion.actors.gpu_worker.layers.rotary import RotaryEmbedding
-from pillion.actors.gpu_worker.quantization.linear import Linear
+from pillion.actors.gpu_worker.quantization.linear import DenseLinear, Linear
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs
-from pillion.kernels.rms_norm import rms_norm_add
+from pillion.kernels.fused_linear import linear_float32
+from pillion.kernels.rms_norm import rms_norm, rms_norm_add
+
+_PDL_CAPABILITY = (9, 0)
 
 
 class Transformer:
@@ -35,6 +39,7 @@ class Transformer:
         self._rotary = rotary
         self._eps = eps
         self.dtype = dtype
+        self._fused = _fused_layers(layers, embedding_table.device)
 
     @torch.inference_mode()
     def forward(
@@ -50,6 +55,10 @@ class Transformer:
         """
         cos_sin = self._rotary.cos_sin(positions)
         residual = embedding(input_ids, self._embedding_table).to(self.dtype)
+        if self._fused and attention.num_decode_rows == len(input_ids):
+            for index, fused in enumerate(self._fused):
+                fused.apply(residual, cos_sin, kv_cache.layer(index), attention)
+            return rms_norm(residual, self._final_norm, self._eps)
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self._layers):
             x, residual = layer.apply(x, residual, cos_sin, kv_cache.layer(index), attention)
@@ -58,4 +67,15 @@ class Transformer:
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every next token, [n, hidden_size] to [n, vocab_size] float32."""
+        if self._fused and isinstance(self._head, DenseLinear) and self._head.bias is None:
+            return linear_float32(hidden, self._head.weight)
         return self._head.apply(hidden).float()
+
+
+def _fused_layers(layers: Sequence[DecoderLayer], device: torch.device) -> list[FusedLayer]:
+    """The layers for decode steps on a CUDA device; none if one of them can't be fused."""
+    if device.type != "cuda":
+        return []
+    pdl = torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY
+    fused = [FusedLayer.of(layer, pdl=pdl) for layer in layers]
+    return [layer for layer in fused if layer is not None] if all(fused) else []

@@ -3,13 +3,14 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from itertools import combinations_with_replacement
+from typing import Final
 
 import torch
 
+from pillion.actors.gpu_worker.quantization.cpu_forms import Form
 from pillion.actors.gpu_worker.quantization.linear import Linear
 
-Form = Literal["four_bit", "bfloat16", "packed_bfloat16", "packed_float32"]
 Forms = frozenset[Form]
 
 # Numbers of rows at which forms are compared: each stands for all numbers above the one before it, the last
@@ -23,17 +24,20 @@ _BUDGET_S: Final = 0.5
 # 106 million weights, one column for each of ROWS. Packed bfloat16, which needs AVX-512, is an assumption.
 _TYPICAL_MS: Final[dict[Form, tuple[float, ...]]] = {
     "four_bit": (19, 39, 74, 103, 236, 510),
-    "bfloat16": (48, 122, 234, 400, 800, 1600),
+    "bfloat16": (48, 122, 234, 350, 450, 600),
     "packed_bfloat16": (50, 60, 80, 100, 160, 230),
     "packed_float32": (88, 112, 136, 159, 253, 370),
 }
-# Beyond so many rows torch's plain bfloat16 product falls far behind, so it isn't measured there.
-_PLAIN_MAX_ROWS: Final = 4
 # A second form costs memory: it must save this much, as a sum over ROWS of shares of the fastest time.
 _WORTH_KEEPING: Final = 0.3
 _REPEATS: Final = 3
-# Of the result's norm; bfloat16 stays below 1 %. Beyond it a form is broken on this machine.
-_MAX_DIFFERENCE: Final = 0.03
+
+_SMALLEST_FIRST: Final[tuple[Form, ...]] = (
+    "four_bit",
+    "bfloat16",
+    "packed_bfloat16",
+    "packed_float32",
+)
 
 Plan = tuple[Form, ...]  # one for each of ROWS
 
@@ -81,15 +85,16 @@ def measure_plan(linears: Sequence[AdaptiveLinear]) -> Plan:
     }
     for rows, most in _MEASUREMENTS:
         if time.perf_counter() < deadline:
-            seconds[rows] = _time(linears[:most], _candidates(forms, rows), rows)
+            seconds[rows] = _time(linears[:most], forms, rows)
     return fastest_plan(seconds)
 
 
 def fastest_plan(seconds: Mapping[int, Mapping[Form, float]]) -> Plan:
     """The plan that loses least against the fastest form at each of ROWS.
 
-    `seconds`: for each of ROWS, what the forms took in any unit. A plan has one form for few rows and another, or the
-    same, from some number of rows on. This is how the forms differ, and it bears a disturbed measurement.
+    `seconds`: for each of ROWS, what the forms took in any unit. A plan has one form for few rows, where
+    reading the weight is the work, and the same or a larger one from some number of rows on. This is how
+    the forms differ, and it bears a disturbed measurement.
     """
     losses = {
         rows: {form: taken / min(each.values()) for form, taken in each.items()}
@@ -101,20 +106,13 @@ def fastest_plan(seconds: Mapping[int, Mapping[Form, float]]) -> Plan:
         total = sum(each.get(chosen[rows], math.inf) for rows, each in losses.items())
         return total + _WORTH_KEEPING * len(set(plan))
 
-    forms = sorted(set().union(*seconds.values()))
+    forms = [form for form in _SMALLEST_FIRST if form in seconds[ROWS[0]]]
     plans = [
         (few,) * switch + (many,) * (len(ROWS) - switch)
-        for few in forms
-        for many in forms
+        for few, many in combinations_with_replacement(forms, 2)
         for switch in range(1, len(ROWS) + 1)
     ]
     return min(plans, key=loss)
-
-
-def _candidates(forms: Sequence[Form], num_rows: int) -> list[Form]:
-    if num_rows <= _PLAIN_MAX_ROWS or len(forms) == 1:
-        return list(forms)
-    return [form for form in forms if form != "bfloat16"]
 
 
 def _time(
@@ -131,17 +129,3 @@ def _time(
                 product.apply(x)
                 best[form][index] = min(best[form][index], time.perf_counter() - start)
     return {form: sum(times) for form, times in best.items()}
-
-
-def broken_forms(forms: dict[Form, Linear], in_features: int) -> list[Form]:
-    """Forms whose product differs from that of torch's plain bfloat16 product by more than rounding.
-
-    Packed and 4-bit products are internals of torch that depend on the CPU: this is cheap insurance
-    against a machine on which one of them is wrong. `forms` holds "bfloat16".
-    """
-    x = torch.linspace(-1.0, 1.0, in_features).unsqueeze(0)
-    expected = forms["bfloat16"].apply(x)
-    limit = _MAX_DIFFERENCE * float(expected.norm()) + 1e-6
-    distances = {name: float((form.apply(x) - expected).norm()) for name, form in forms.items()}
-    # Not "> limit": NaN is broken too.
-    return [name for name, distance in distances.items() if not distance <= limit]

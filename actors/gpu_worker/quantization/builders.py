@@ -13,18 +13,17 @@ import torch
 from pillion.actors.gpu_worker.quantization.adaptive_linear import (
     ROWS,
     AdaptiveLinear,
-    Form,
     Forms,
     Plan,
-    broken_forms,
     measure_plan,
 )
 from pillion.actors.gpu_worker.quantization.cpu_forms import (
     Bfloat16Linear,
+    Form,
     FourBitLinear,
     PackedLinear,
     can_keep_four_bits,
-    can_pack,
+    works,
 )
 from pillion.actors.gpu_worker.quantization.linear import DenseLinear, Linear
 from pillion.actors.gpu_worker.quantization.stored_tensor import FourBitWeight, StoredTensor
@@ -36,6 +35,9 @@ _SAMPLE_LAYERS: Final = 10
 _SAMPLE_BYTES: Final = 256 << 20
 # Of the machine's memory, for all forms of all weights together.
 _MEMORY_SHARE: Final = 0.5
+_FOUR_BIT_BYTES: Final = 0.625  # per number, scales included
+_BFLOAT16_BYTES: Final = 2
+_FLOAT32_BYTES: Final = 4
 
 
 class LinearBuilder(Protocol):
@@ -67,7 +69,7 @@ class DenseBuilder:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.embedding_dtype = dtype
         self._device = device
-        self._packs = device.type == "cpu" and dtype == torch.float32 and can_pack(dtype)
+        self._packs = device.type == "cpu" and dtype == torch.float32 and works("packed_float32")
 
     def build(self, parts: Sequence[StoredTensor], bias: torch.Tensor | None) -> Linear:
         """See `LinearBuilder.build`."""
@@ -96,11 +98,10 @@ class AdaptiveBuilder:
 
     embedding_dtype = torch.bfloat16
 
-    def __init__(self, *, allow_float32: bool) -> None:
-        self._allow_float32 = allow_float32 and can_pack(torch.float32)
+    def __init__(self, bytes_per_weight: float) -> None:
+        """`bytes_per_weight`: memory for all forms of a weight together, per number that it holds."""
+        self._bytes_per_weight = bytes_per_weight
         self._plans: dict[Forms, Plan] = {}
-        self._broken: set[Form] = set()
-        self._checked: set[Form] = {"bfloat16"}
         self._undecided: dict[Forms, list[AdaptiveLinear]] = defaultdict(list)
         self._lock = threading.Lock()
 
@@ -149,36 +150,28 @@ class AdaptiveBuilder:
         self._undecided.clear()
 
     def _available(self, *, has_codes: bool) -> list[Form]:
-        names: list[Form] = ["bfloat16"]
-        if has_codes:
+        """Forms that work here and fit; bfloat16 if nothing else does."""
+        names: list[Form] = []
+        if has_codes and works("four_bit"):
             names.append("four_bit")
-        if can_pack(torch.bfloat16):
-            names.append("packed_bfloat16")
-        if self._allow_float32:
+        if not names or self._bytes_per_weight >= _FOUR_BIT_BYTES + _BFLOAT16_BYTES:
+            names.append("bfloat16")
+            if works("packed_bfloat16"):
+                names.append("packed_bfloat16")
+        if self._bytes_per_weight >= _BFLOAT16_BYTES + _FLOAT32_BYTES and works("packed_float32"):
             names.append("packed_float32")
-        return [name for name in names if name not in self._broken]
+        return names
 
     def _adaptive(
         self, in_features: int, forms: dict[Form, Linear], plan: Plan | None
     ) -> AdaptiveLinear:
+        linear = AdaptiveLinear(in_features, forms)
+        if plan is not None:
+            linear.follow(plan)
+            return linear
         with self._lock:
-            self._check(forms, in_features)
-            linear = AdaptiveLinear(in_features, forms)
-            if plan is None:
-                self._undecided[frozenset(forms)].append(linear)
-            else:
-                linear.follow(plan)
+            self._undecided[frozenset(forms)].append(linear)
         return linear
-
-    def _check(self, forms: dict[Form, Linear], in_features: int) -> None:
-        """Drops forms that are known to be broken here; the first of each form finds it out."""
-        if not self._checked >= forms.keys():
-            for name in broken_forms(forms, in_features):
-                log.warning("%s products are wrong on this machine and not used", name)
-                self._broken.add(name)
-            self._checked |= forms.keys()
-        for name in self._broken & forms.keys():
-            del forms[name]
 
 
 def choose_builder(
@@ -190,9 +183,7 @@ def choose_builder(
     """
     if device.type != "cpu" or dtype != torch.float32 or not is_auto:
         return DenseBuilder(dtype, device)
-    # The smaller form beside it takes at most half as much again.
-    float32_bytes = num_weights * 6
-    return AdaptiveBuilder(allow_float32=float32_bytes <= memory_bytes() * _MEMORY_SHARE)
+    return AdaptiveBuilder(memory_bytes() * _MEMORY_SHARE / num_weights)
 
 
 def memory_bytes() -> int:

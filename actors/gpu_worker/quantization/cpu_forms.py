@@ -3,13 +3,20 @@
 Which is fastest depends on the CPU and on the number of rows; `benchmarks/cpu_linear.py` shows it.
 """
 
-from typing import Any, Final
+import logging
+from functools import cache
+from typing import Any, Final, Literal
 
 import torch
 from torch.nn.functional import linear
 
 from pillion.actors.gpu_worker.quantization.stored_tensor import FourBitWeight
 
+log = logging.getLogger(__name__)
+
+Form = Literal["four_bit", "bfloat16", "packed_bfloat16", "packed_float32"]
+
+_WIDEN_ROWS: Final = 16  # from here on, widening a bfloat16 weight costs less than it saves
 _GROUP: Final = 32  # codes that share a scale
 _OUT_MULTIPLE: Final = 16  # torch packs 4-bit weights in bundles of so many rows
 
@@ -37,7 +44,11 @@ class PackedLinear:
 
 
 class Bfloat16Linear:
-    """A bfloat16 weight as it is: half the memory to read, which is what counts for one or two rows."""
+    """A bfloat16 weight as it is: half the memory to read, which is what counts for few rows.
+
+    A CPU without instructions for bfloat16 falls behind with more rows, so there the weight is widened for
+    the time of the product, and the activations stay as they are.
+    """
 
     # [out, in] bfloat16; [out] float32. A weight that is not owned is counted by someone else.
     def __init__(
@@ -45,11 +56,15 @@ class Bfloat16Linear:
     ) -> None:
         self.num_bytes = weight.nbytes if owned else 0
         self._weight = weight
-        self._bias = bias if bias is None else bias.bfloat16()
+        self._bias = bias
+        self._rounded_bias = None if bias is None else bias.bfloat16()
+        self._widens = not works("packed_bfloat16")
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """See `Linear.apply`."""
-        return linear(x.bfloat16(), self._weight, self._bias).to(x.dtype)
+        if self._widens and x.shape[0] >= _WIDEN_ROWS:
+            return linear(x, self._weight.to(x.dtype), self._bias)
+        return linear(x.bfloat16(), self._weight, self._rounded_bias).to(x.dtype)
 
 
 class FourBitLinear:
@@ -76,14 +91,41 @@ class FourBitLinear:
         return out if self._bias is None else out.add_(self._bias)
 
 
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this machine's oneDNN takes packed weights of this type."""
-    operators: Any = torch.ops.mkldnn
-    if not hasattr(operators, "_reorder_linear_weight"):
-        return False
-    return dtype != torch.bfloat16 or bool(operators._is_mkldnn_bf16_supported())
-
-
 def can_keep_four_bits(out_features: int) -> bool:
     """Whether torch takes a 4-bit weight with so many rows."""
     return out_features % _OUT_MULTIPLE == 0
+
+
+@cache
+def works(form: Form) -> bool:
+    """Whether products of this form are right on this machine, found by trying a small one.
+
+    Packed and 4-bit products are internals of torch that depend on the CPU and on how torch was built.
+    """
+    operators: Any = torch.ops.mkldnn
+    if form == "bfloat16":
+        return True
+    if form != "four_bit" and not hasattr(operators, "_reorder_linear_weight"):
+        return False
+    if form == "packed_bfloat16" and not operators._is_mkldnn_bf16_supported():
+        return False
+    # Small integers, which every form holds exactly.
+    codes = (torch.arange(48 * 64) * 7 % 16).view(48, 64)
+    weight = (codes - 8).float()
+    x = (torch.arange(5 * 64) % 5 - 2).float().view(5, 64)
+    try:
+        product: FourBitLinear | PackedLinear
+        if form == "four_bit":
+            scales = torch.ones(48, 2)
+            product = FourBitLinear(FourBitWeight(codes.to(torch.uint8), scales, -8 * scales))
+        else:
+            dtype = torch.float32 if form == "packed_float32" else torch.bfloat16
+            product = PackedLinear(weight.to(dtype))
+        results = [product.apply(x[:num_rows]) for num_rows in (1, 5)]
+    except RuntimeError as error:
+        log.info("%s products do not run on this machine: %s", form, error)
+        return False
+    expected = x @ weight.T
+    # Sums are rounded to bfloat16 by the forms that compute in it.
+    limit = 0.01 * float(expected.abs().max())
+    return all(float((each - expected[: len(each)]).abs().max()) <= limit for each in results)

@@ -25,9 +25,9 @@ class DenseLinear:
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, owned: bool = True
     ) -> None:
         self.num_bytes = weight.nbytes if owned else 0
-        self._weight = weight
-        self._bias = bias
+        self.weight = weight
+        self.bias = bias
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """See `Linear.apply`."""
-        return linear(x, self._weight, self._bias)
+        return linear(x, self.weight, self.bias)

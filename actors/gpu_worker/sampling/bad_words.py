@@ -67,6 +67,10 @@ class BadWords:
             self._words.clear(slot)
             self._count_np[slot] = self._longest_np[slot] = 0
 
+    def is_used(self, slots_np: npt.NDArray[np.integer]) -> bool:
+        """Whether any of these slots has bad words."""
+        return bool(self._count_np[slots_np].any())
+
     def bans(
         self, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -32,6 +32,10 @@ class LogitBias:
             self._biases.clear(slot)
             self._count_np[slot] = 0
 
+    def is_used(self, slots_np: npt.NDArray[np.integer]) -> bool:
+        """Whether any of these slots has a bias."""
+        return bool(self._count_np[slots_np].any())
+
     def apply(
         self, logits: torch.Tensor, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> None:

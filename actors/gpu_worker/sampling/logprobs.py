@@ -50,6 +50,10 @@ class Logprobs:
         """A sequence takes the slot."""
         self._num_top_np[slot] = _NOT_ASKED if sampling.logprobs is None else sampling.logprobs
 
+    def is_used(self, slots_np: npt.NDArray[np.integer]) -> bool:
+        """Whether any of these slots wants log-probabilities."""
+        return bool((self._num_top_np[slots_np] != _NOT_ASKED).any())
+
     def keep(self, logits: torch.Tensor, slots_np: npt.NDArray[np.integer]) -> RawLogits | None:
         """The raw logits of the rows that ask for log-probabilities; None if none does."""
         num_top_np = self._num_top_np[slots_np]

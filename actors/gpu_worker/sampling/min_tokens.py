@@ -33,6 +33,10 @@ class MinTokens:
             self._first_end.clear(slot)
             self._count_np[slot] = 0
 
+    def is_used(self, slots_np: npt.NDArray[np.integer]) -> bool:
+        """Whether any of these slots has stop ids that come too early for it."""
+        return bool(self._count_np[slots_np].any())
+
     def bans(
         self, slots: torch.Tensor, slots_np: npt.NDArray[np.integer], positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:

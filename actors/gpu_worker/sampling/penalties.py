@@ -62,6 +62,10 @@ class Penalties:
             self._strengths.clear(slot)
             self._is_used_np[slot] = False
 
+    def is_used(self, slots_np: npt.NDArray[np.integer]) -> bool:
+        """Whether any of these slots has penalties."""
+        return bool(self._is_used_np[slots_np].any())
+
     def apply(
         self, logits: torch.Tensor, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> None:

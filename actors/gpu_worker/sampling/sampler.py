@@ -124,6 +124,19 @@ class Sampler:
             token_ids = torch.where(nothing_left, fallback_ids.to(torch.int32), token_ids)
         return Sampled(token_ids, None if raw is None else self._logprobs.compute(raw, token_ids))
 
+    def is_greedy(self, slots_np: npt.NDArray[np.integer]) -> bool:
+        """Whether each of these slots just takes its best token, and nothing else is asked of it."""
+        features = (
+            self._choice,
+            self._allowed_ids,
+            self._logit_bias,
+            self._penalties,
+            self._min_tokens,
+            self._bad_words,
+            self._logprobs,
+        )
+        return not any(feature.is_used(slots_np) for feature in features)
+
     def observe(self, slots: torch.Tensor, token_ids: torch.Tensor, valid: torch.Tensor) -> None:
         """Remembers sampled tokens for penalties and bad words.
 

@@ -38,6 +38,10 @@ class TokenChoice:
             sampling.min_p > 0.0 or top_k < self._vocab_size or sampling.top_p < 1.0
         )
 
+    def is_used(self, slots_np: npt.NDArray[np.integer]) -> bool:
+        """Whether any of these slots is sampled, not greedy."""
+        return bool(self._is_sampled_np[slots_np].any())
+
     def choose(
         self,
         logits: torch.Tensor,

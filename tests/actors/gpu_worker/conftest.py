@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from pillion.actors.gpu_worker.sampling.sampler import Sampler
 
 from pillion.actors.gpu_worker.block_tables import BlockTables
+from pillion.actors.gpu_worker.cuda_graphs import GraphTable
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
 from pillion.actors.gpu_worker.request_states import RequestStates
+from pillion.actors.gpu_worker.sampling.sampler import Sampler
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.kernels.paged_attention import paged_attention
@@ -265,7 +266,7 @@ def make_rig(steps_in_flight: int = 1) -> Rig:
     worker = Worker(
         epoch=1,
         states=states,
-        input_preparer=InputPreparer(device, states, blocks, kv_cache),
+        input_preparer=InputPreparer(device, states, blocks, kv_cache, GraphTable()),
         executor=executor,
         output_processor=OutputProcessor(
             device, states, sampler, executor.compute_logits, VOCAB_SIZE

@@ -1,0 +1,81 @@
+"""A decoder layer for decode steps on a CUDA device: five launches, and the residual stream in place."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pillion.actors.gpu_worker.layers.decoder_layer import DecoderLayer
+from pillion.actors.gpu_worker.quantization.linear import DenseLinear
+from pillion.actors.gpu_worker.step_inputs import AttentionInputs
+from pillion.kernels.fused_linear import linear_add, norm_gated_linear, norm_qkv
+from pillion.kernels.paged_attention import paged_attention
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """The weights of a DecoderLayer, seen by kernels that take more than one of its operations at a time."""
+
+    layer: DecoderLayer
+    qkv: DenseLinear
+    output: DenseLinear
+    gate_up: DenseLinear
+    down: DenseLinear
+    # programmatic dependent launch between this layer's kernels
+    pdl: bool
+
+    @classmethod
+    def of(cls, layer: DecoderLayer, *, pdl: bool) -> "FusedLayer | None":
+        """None if the layer has something that the fused kernels don't know."""
+        attention, feed_forward = layer.attention, layer.feed_forward
+        linears = attention.qkv, attention.output, feed_forward.gate_up, feed_forward.down
+        qkv, output, gate_up, down = linears
+        if not (
+            isinstance(qkv, DenseLinear)
+            and isinstance(output, DenseLinear)
+            and isinstance(gate_up, DenseLinear)
+            and isinstance(down, DenseLinear)
+        ):
+            return None
+        if attention.head_norms is not None or gate_up.bias is not None:
+            return None
+        if any(linear.weight.dtype.itemsize != 2 for linear in (qkv, output, gate_up, down)):
+            return None
+        return cls(layer, qkv, output, gate_up, down, pdl)
+
+    def apply(
+        self,
+        x: torch.Tensor,
+        cos_sin: torch.Tensor,
+        layer_kv: torch.Tensor,
+        attention: AttentionInputs,
+    ) -> None:
+        """The residual stream x [num_rows, hidden_size] to its next state, one token per row.
+
+        Writes: x, and layer_kv at the tokens of this step.
+        """
+        layer, heads = self.layer, self.layer.attention.heads
+        q = norm_qkv(
+            x,
+            layer.attention_norm,
+            layer.eps,
+            self.qkv.weight,
+            self.qkv.bias,
+            cos_sin,
+            layer_kv,
+            attention.slot_mapping,
+            heads.num_q_heads,
+            pdl=self.pdl,
+        )
+        attended = paged_attention(
+            q,
+            layer_kv,
+            attention,
+            heads.head_dim**-0.5,
+            layer.attention.sliding_window,
+            pdl=self.pdl,
+        )
+        linear_add(attended.flatten(1), self.output.weight, self.output.bias, x, pdl=self.pdl)
+        gated = norm_gated_linear(
+            x, layer.feed_forward_norm, layer.eps, self.gate_up.weight, pdl=self.pdl
+        )
+        linear_add(gated, self.down.weight, self.down.bias, x, pdl=self.pdl)

@@ -1,0 +1,43 @@
+"""The same operations as several launches: for shapes and rows where the library's product is faster."""
+
+import torch
+from torch.nn.functional import linear
+
+from pillion.kernels.rms_norm import rms_norm
+from pillion.kernels.rotary_kv_write import rotary_kv_write
+from pillion.kernels.silu_and_mul import silu_and_mul
+
+
+def norm_gated_linear(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, weight: torch.Tensor
+) -> torch.Tensor:
+    """See `pillion.kernels.fused_linear.norm_gated_linear`."""
+    return silu_and_mul(linear(rms_norm(x, gain, eps), weight))
+
+
+def linear_add(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> None:
+    """See `pillion.kernels.fused_linear.linear_add`."""
+    residual.addmm_(x, weight.T)
+    if bias is not None:
+        residual.add_(bias)
+
+
+def norm_qkv(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    cos_sin: torch.Tensor,
+    layer_kv: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    num_q_heads: int,
+) -> torch.Tensor:
+    """See `pillion.kernels.fused_linear.norm_qkv`."""
+    _, _, num_kv_heads, _, head_dim = layer_kv.shape
+    qkv = linear(rms_norm(x, gain, eps), weight, bias)
+    heads = qkv.view(-1, num_q_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = heads.split_with_sizes((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+    return rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping)
