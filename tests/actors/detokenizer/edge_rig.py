@@ -43,7 +43,7 @@ WORDS = (
     "Ġwor",
     "ld",
     "Ġworld",
-    "hel",
+    "he",
     "lo",
 )
 

@@ -19,7 +19,7 @@ WRONG: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": 5}, "prompt", "str"),
     ({"prompt": "x", "sampling_params": {"n": 0}}, "n", "between 1 and 128"),
     ({"prompt": "x", "sampling_params": {"n": "1"}}, "n", "int"),
-    ({"prompt": "x", "sampling_params": {"temprature": 1}}, "sampling_params", "temprature"),
+    ({"prompt": "x", "sampling_params": {"warmth": 1}}, "sampling_params", "warmth"),
     ({"prompt": "x", "sampling_params": {"seed": 10**19}}, "seed", "seed"),
     ({"prompt": "x", "sampling_params": {"seed": "100"}}, "seed", "int"),
     ({"prompt": "x", "sampling_params": {"temperature": 999999}}, "temperature", "100"),

@@ -124,7 +124,7 @@ def test_a_metaspace_decoder_is_the_same() -> None:
 
 def word_pieces() -> Tokenizer:
     """A decoder that looks at neighbours: no table, so the window is used."""
-    vocab = {"[UNK]": 0, "hel": 1, "##lo": 2, "world": 3, "##s": 4, ".": 5}
+    vocab = {"[UNK]": 0, "sun": 1, "##ny": 2, "world": 3, "##s": 4, ".": 5}
     backend = tokenizers.Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
