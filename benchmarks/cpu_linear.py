@@ -16,7 +16,7 @@ from pillion.actors.gpu_worker.quantization.cpu_forms import (
     Bfloat16Linear,
     FourBitLinear,
     PackedLinear,
-    can_pack,
+    works,
 )
 from pillion.actors.gpu_worker.quantization.linear import DenseLinear, Linear
 from pillion.actors.gpu_worker.quantization.stored_tensor import FourBitWeight
@@ -47,9 +47,9 @@ def forms() -> dict[str, Callable[[int, int], Linear]]:
         "packed_bfloat16": lambda n, k: PackedLinear(torch.randn(n, k).bfloat16()),
         "four_bit": four_bit,
     }
-    if not can_pack(torch.float32):
+    if not works("packed_float32"):
         del found["packed_float32"]
-    if not can_pack(torch.bfloat16):
+    if not works("packed_bfloat16"):
         del found["packed_bfloat16"]
     return found
 

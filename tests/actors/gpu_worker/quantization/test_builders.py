@@ -15,7 +15,7 @@ from pillion.actors.gpu_worker.quantization.builders import (
     memory_bytes,
     stack,
 )
-from pillion.actors.gpu_worker.quantization.cpu_forms import can_pack
+from pillion.actors.gpu_worker.quantization.cpu_forms import works
 from pillion.actors.gpu_worker.quantization.stored_tensor import FourBitWeight
 
 CPU = torch.device("cpu")
@@ -68,9 +68,9 @@ def test_a_tied_head_in_sixteen_bits_costs_nothing() -> None:
     assert DenseBuilder(torch.bfloat16, CPU).build_tied(table).num_bytes == 0
 
 
-@pytest.mark.parametrize("allow_float32", [False, True])
-def test_an_adaptive_model(allow_float32: bool) -> None:
-    builder = AdaptiveBuilder(allow_float32=allow_float32)
+@pytest.mark.parametrize("bytes_per_weight", [2.0, 3.0, 10.0])
+def test_an_adaptive_model(bytes_per_weight: float) -> None:
+    builder = AdaptiveBuilder(bytes_per_weight)
     kinds: list[list[Stored]] = [
         [Stored(48, four_bit=True), Stored(16, four_bit=True)],
         [Stored(48, four_bit=True), Stored(16)],  # a part without codes: none for the product
@@ -87,20 +87,21 @@ def test_an_adaptive_model(allow_float32: bool) -> None:
         check(linear, parts, 0.02)
         assert isinstance(linear, AdaptiveLinear)
         assert 1 <= len(linear.forms) <= 2
-        assert allow_float32 or "packed_float32" not in linear.forms
+        assert bytes_per_weight == 10.0 or "packed_float32" not in linear.forms
     for (first, _), (second, _) in zip(samples, later[: len(samples)], strict=True):
         assert isinstance(first, AdaptiveLinear)
         assert isinstance(second, AdaptiveLinear)
         assert set(first.forms) == set(second.forms)
-    assert all(
-        "four_bit" not in each.forms for each, _ in samples[1:] if isinstance(each, AdaptiveLinear)
-    )
+    forms = [set(each.forms) for each, _ in samples if isinstance(each, AdaptiveLinear)]
+    assert not any("four_bit" in each for each in forms[1:])
+    if bytes_per_weight == 2.0 and works("four_bit"):
+        assert forms[0] == {"four_bit"}
 
 
 def test_bias_is_added_by_every_form() -> None:
     bias = torch.linspace(-5, 5, 64)
     part = Stored(64, four_bit=True)
-    builder = AdaptiveBuilder(allow_float32=True)
+    builder = AdaptiveBuilder(10.0)
     linear = builder.build([part], bias)
     assert isinstance(linear, AdaptiveLinear)
     for form in linear.forms.values():
@@ -126,7 +127,7 @@ def test_who_gets_which_builder(monkeypatch: pytest.MonkeyPatch) -> None:
         return "packed_float32" in linear.forms
 
     assert not largest_form(11_999)  # 1000 weights of 6 bytes are more than half of it
-    assert largest_form(12_000) == can_pack(torch.float32)
+    assert largest_form(12_000) == works("packed_float32")
 
 
 def test_the_machine_has_memory() -> None:
