@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "generate": ("pillion.runtime.commands.generate", "complete a prompt"),
     "chat": ("pillion.runtime.commands.chat", "talk with the model"),
     "pull": ("pillion.runtime.commands.pull", "fetch a model before it is needed"),
+    "bench": ("pillion.runtime.commands.bench", "measure what this machine does with a model"),
     "doctor": ("pillion.runtime.commands.doctor", "look for what could go wrong on this machine"),
 }
 
