@@ -142,7 +142,7 @@ class Scheduler:
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
