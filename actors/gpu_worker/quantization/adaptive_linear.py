@@ -21,7 +21,8 @@ ROWS: Final = (1, 4, 8, 16, 32, 64)
 _MEASUREMENTS: Final = ((1, 24), (64, 4), (8, 8), (4, 12), (16, 4), (32, 4))
 _BUDGET_S: Final = 0.5
 # What stands for a measurement that was left out: milliseconds of one thread of an AVX2 EPYC for a model of
-# 106 million weights, one column for each of ROWS. Packed bfloat16, which needs AVX-512, is an assumption.
+# 106 million weights, one column for each of ROWS. Packed bfloat16, which needs AVX-512, and bfloat16 of 16
+# rows and more are estimates.
 _TYPICAL_MS: Final[dict[Form, tuple[float, ...]]] = {
     "four_bit": (19, 39, 74, 103, 236, 510),
     "bfloat16": (48, 122, 234, 350, 450, 600),
