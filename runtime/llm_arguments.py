@@ -294,7 +294,9 @@ def _apply(
             return
         case Refused(reason, accepted):
             # True == 1 in Python, but enable_x=1 and size=True are not what these arguments take.
-            same_kind = [one for one in accepted if isinstance(one, bool) == isinstance(value, bool)]
+            same_kind = [
+                one for one in accepted if isinstance(one, bool) == isinstance(value, bool)
+            ]
             if value not in same_kind:
                 raise ConfigError(f"LLM({name}={value!r:.80}) is not supported: {reason}")
             return
