@@ -109,6 +109,12 @@ class TestPlans:
         assert rig.tokens(1000) == rig.model.greedy(prompt(9), 2)
         assert rig.tokens(1001) == rig.model.greedy(prompt(6, 3), 3)
 
+    def test_a_free_slot_is_finished_on_the_device(self, rig: Any) -> None:
+        rig.step([(0, 0, 3), (1, 0, 3)], new=[rig.new(0, prompt(3)), rig.new(1, prompt(3))])
+        assert rig.states.finished[:3].tolist() == [False, False, True]
+        rig.step([], released=[0])
+        assert rig.states.finished[:3].tolist() == [True, False, True]
+
     def test_decode_rows_and_prefill_rows_may_be_mixed_in_any_order(self, rig: Any) -> None:
         rig.step([(0, 0, 5)], new=[rig.new(0, prompt(5))])
         rig.step([(1, 0, 7)], new=[rig.new(1, prompt(7, 1))])
