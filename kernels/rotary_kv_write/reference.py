@@ -30,7 +30,7 @@ def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     half = cos_sin.shape[-1]
     cos, sin = cos_sin[:, None].unbind(2)
     parts = x.split_with_sizes((half, half, x.shape[-1] - 2 * half), dim=-1)
-    pairs = x[..., : 2 * half].unflatten(-1, (2, half))
+    pairs = x[..., : 2 * half].view(*x.shape[:2], 2, half)
     turned = pairs * cos.unsqueeze(2)
     first, second = turned.unbind(2)
     first.addcmul_(parts[1], sin, value=-1)
