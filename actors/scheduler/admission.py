@@ -15,7 +15,7 @@ class Admission:
     """Admits candidates in order when there is a slot and blocks for all their known tokens.
 
     The whole prompt's blocks are reserved at once, so that prompts do not take each other's last blocks
-    halfway. One that does not fit now lets smaller ones of its own priority pass, about MAX_PASSED of
+    halfway. One that does not fit now lets smaller ones of its own priority pass, at most MAX_PASSED of
     them. Then the door is closed until it fits, which it will: whatever runs ends, and what could never
     fit was refused. Those with a higher priority number do not pass; they would be preempted for it.
     """
@@ -32,19 +32,22 @@ class Admission:
         blocks = self._leases.num_free - self._running.headroom_blocks
         fitting: list[Sequence] = []
         misfit: Sequence | None = None
+        num_passing = 0
         for candidate in self._lookahead.ready:
             if len(fitting) == slots:
                 break
-            if misfit is not None and candidate.request.priority > misfit.request.priority:
+            if misfit is not None and (
+                candidate.request.priority > misfit.request.priority
+                or misfit.num_passed + num_passing >= MAX_PASSED
+            ):
                 break
             missing = self._running.missing_to_start(candidate)
             if missing <= blocks:
                 blocks -= missing
                 fitting.append(candidate)
-                continue
-            misfit = misfit or candidate
-            if candidate.num_passed >= MAX_PASSED:
-                break
+                num_passing += misfit is not None
+            elif misfit is None:
+                misfit = candidate
         return fitting
 
     def misfit(self) -> Sequence | None:

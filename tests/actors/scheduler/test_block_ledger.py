@@ -8,7 +8,13 @@ from pillion.actors.scheduler.block_ledger import MAX_COMMITS_PER_TICK, BlockLed
 from pillion.actors.scheduler.fair_share import Client
 from pillion.actors.scheduler.sequence import Sequence
 from pillion.messages.base import RingMessage
-from pillion.messages.blocks import CommitBlocks, FindPrefix, PrefixFound, ReleaseBlocks
+from pillion.messages.blocks import (
+    CommitBlocks,
+    FindPrefix,
+    LeaseRequest,
+    PrefixFound,
+    ReleaseBlocks,
+)
 from pillion.messages.codec import pack_ids, unpack_ids
 
 
@@ -110,3 +116,15 @@ def test_content_that_is_not_to_be_trusted_is_not_committed(
     sent.clear()
     ledger.release(sequence, keep_content=False)
     assert [type(message) for message in sent] == [ReleaseBlocks]
+
+
+def test_a_release_while_blocks_are_owed_asks_what_came_of_it(
+    ledger: BlockLedger, sent: list[RingMessage]
+) -> None:
+    sequence = opened(ledger, 1)
+    ledger.leases.reconcile(low=950, high=1000)
+    ledger.leases.on_lease(lease(range(0), num_owed=102))
+    assert ledger.leases.is_short
+    ledger.release(sequence)
+    assert isinstance(sent[-1], LeaseRequest)
+    assert not ledger.leases.is_short

@@ -105,3 +105,68 @@ def test_an_abort_of_a_preempted_sequence_ends_it() -> None:
     assert bench.scheduler.counters["finished_abort"] == 1
     assert bench.scheduler.counters["finished_length"] == 1
     bench.nothing_is_left()
+
+
+def test_who_came_last_stands_still_and_preempts_nobody() -> None:
+    bench = Bench(num_slots=2, num_blocks=12, block_size=4, max_repeat=1)
+    bench.send(
+        bench.request(100, 24, max_tokens=9),  # needs eight blocks and no more
+        bench.request(200, 11, max_tokens=12),  # needs its fifth before the other one has ended
+    )
+    bench.step(9)
+    assert [len(row.token_ids) for row in bench.worker.rows.values()] == [33, 17]
+    bench.run()
+    assert bench.scheduler.counters["preemptions"] == 0
+    assert bench.scheduler.counters["finished_length"] == 2
+    bench.nothing_is_left()
+
+
+def test_candidates_that_pin_what_the_other_needs_do_not_block_each_other() -> None:
+    bench = Bench(num_slots=1, num_blocks=16, block_size=4, max_repeat=4)
+    first, second = list(range(17)), list(range(20, 37))
+    for request_id, prompt in ((1, first), (2, second)):
+        bench.submit(request_id, prompt, max_tokens=1)
+        bench.run()
+    bench.submit(3, 3, max_tokens=6)
+    # Thirteen blocks each, four of them cached and pinned.
+    bench.send(
+        bench.request(4, 3 * first, max_tokens=4), bench.request(5, 3 * second, max_tokens=4)
+    )
+    assert bench.kv.num_used >= 8
+    bench.run()
+    assert bench.scheduler.counters["finished_length"] == 5
+    bench.nothing_is_left()
+
+
+def test_a_block_for_one_that_the_same_plan_preempts_is_not_announced() -> None:
+    bench = Bench(num_slots=1, num_blocks=16, block_size=4, max_repeat=1)
+    bench.submit(100, 8, max_tokens=40, priority=5)
+    bench.kv_answers = False
+    bench.submit(200, 8, max_tokens=4)
+    bench.run()  # until the first one stands still
+    bench.kv_answers = True
+    bench.turn()  # a lease for the one and the prefix of the other at once
+    plan = bench.plans[-2]
+    assert unpack_ids(plan.released_slots) == [0]
+    assert [new.sequence_id for new in plan.new_sequences] == [200]
+    assert plan.append_slots == b""
+    bench.run()
+    assert bench.scheduler.counters["finished_length"] == 2
+    bench.nothing_is_left()
+
+
+def test_candidates_are_put_back_before_anyone_is_preempted() -> None:
+    bench = Bench(num_slots=2, num_blocks=16, block_size=4, max_repeat=1)
+    prompt = list(range(17))
+    bench.submit(1, prompt, max_tokens=1)
+    bench.run()
+    bench.send(
+        bench.request(2, 8, max_tokens=24),  # eight blocks each
+        bench.request(3, 8, max_tokens=24),
+        bench.request(4, prompt, max_tokens=1),  # pins four
+    )
+    assert bench.kv.num_used >= 4
+    bench.run()
+    assert bench.scheduler.counters["preemptions"] == 0
+    assert bench.scheduler.counters["finished_length"] == 4
+    bench.nothing_is_left()
