@@ -120,7 +120,7 @@ class AdaptiveBuilder:
                 continue
             dtype = torch.float32 if name == "packed_float32" else torch.bfloat16
             if dtype not in dense:
-                dense[dtype] = stack(parts, dtype, torch.device("cpu"))
+                dense[dtype] = _dense(parts, four_bit, dtype)
             forms[name] = _form(name, dense[dtype], bias)
         return self._adaptive(in_features, forms, plan)
 
@@ -223,6 +223,17 @@ def _stack_codes(parts: Sequence[StoredTensor]) -> FourBitWeight | None:
         torch.cat([each.scales for each in weights]),
         torch.cat([each.offsets for each in weights]),
     )
+
+
+def _dense(
+    parts: Sequence[StoredTensor], four_bit: FourBitWeight | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """The parts' numbers, from their codes if those are at hand."""
+    if four_bit is None:
+        return stack(parts, dtype, torch.device("cpu"))
+    out = torch.empty(four_bit.codes.shape, dtype=dtype)
+    four_bit.copy_to(out)
+    return out
 
 
 def _form(name: Form, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

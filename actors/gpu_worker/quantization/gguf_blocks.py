@@ -83,13 +83,17 @@ def _split(raw: torch.Tensor, *sizes: int) -> tuple[torch.Tensor, ...]:
 
 def _nibbles(raw: torch.Tensor) -> torch.Tensor:
     """[..., s] bytes as [..., 2, s]: first the low halves, then the high halves."""
-    return torch.stack((raw & 0x0F, raw >> 4), dim=-2)
+    return _bits(raw, 4)
 
 
 def _bits(raw: torch.Tensor, width: int) -> torch.Tensor:
-    """[..., s] bytes as [..., 8 / width, s]: fields of `width` bits, lowest first."""
-    mask = (1 << width) - 1
-    return torch.stack([(raw >> shift) & mask for shift in range(0, 8, width)], dim=-2)
+    """[..., s] bytes as [..., 8 / width, s]: fields of `width` bits, lowest first; s is a multiple of 4."""
+    # Four bytes at a time: what a shift moves from one byte into the next is masked out.
+    # (A copy, as a single row counts as contiguous with any stride, and the view looks at strides.)
+    words = raw.clone(memory_format=torch.contiguous_format).view(torch.int32)
+    mask = ((1 << width) - 1) * 0x01010101
+    fields = [(words >> shift) & mask for shift in range(0, 8, width)]
+    return torch.stack(fields, dim=-2).view(torch.uint8)
 
 
 def _q4_0(raw: torch.Tensor) -> BlockCodes:

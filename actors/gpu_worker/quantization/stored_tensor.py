@@ -1,9 +1,12 @@
 """A tensor of a checkpoint that has not been read, whatever the format."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
+
+# Numbers that are converted at a time, for the caches' sake.
+_CHUNK_ELEMENTS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,16 @@ class FourBitWeight:
     scales: torch.Tensor
     # [out, in / 32] float32
     offsets: torch.Tensor
+
+    def copy_to(self, out: torch.Tensor) -> None:
+        """Writes: out [out, in], the numbers in any float type."""
+        num_rows, row_size = out.shape
+        rows_at_a_time = max(1, _CHUNK_ELEMENTS // row_size)
+        for start in range(0, num_rows, rows_at_a_time):
+            rows = slice(start, start + rows_at_a_time)
+            scales, offsets = self.scales[rows].unsqueeze(-1), self.offsets[rows].unsqueeze(-1)
+            groups = self.codes[rows].view(*scales.shape[:2], -1)
+            out[rows].copy_(groups.float().mul_(scales).add_(offsets).view(-1, row_size))
 
 
 class StoredTensor(Protocol):
