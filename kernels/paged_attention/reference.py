@@ -38,7 +38,7 @@ def paged_attention(
     )
     dtype, q = q.dtype, q.to(layer_kv.dtype)
     parts = []
-    if gather.decode is not None:
+    if num_decode:
         parts.append(_decode(q[:num_decode], layer_kv, gather.decode, scale, sliding_window))
     start = num_decode
     lengths = zip(rows.prefill_query_lens, rows.prefill_seq_lens, strict=True)
@@ -57,11 +57,28 @@ def paged_attention(
 def _decode(
     q: torch.Tensor,
     layer_kv: torch.Tensor,
+    groups: tuple[DecodeGather, ...],
+    scale: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """One token per row: [num_rows, num_q_heads, head_dim]."""
+    if groups[0].rows is None:
+        return _decode_group(q, layer_kv, groups[0], scale, sliding_window)
+    out = torch.empty_like(q)
+    for group in groups:
+        some = _decode_group(q[group.rows], layer_kv, group, scale, sliding_window)
+        out[group.rows] = some
+    return out
+
+
+def _decode_group(
+    q: torch.Tensor,
+    layer_kv: torch.Tensor,
     gather: DecodeGather,
     scale: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """One token per row, all rows at once: [num_rows, num_q_heads, head_dim]."""
+    """Rows of similar lengths, all at once: [num_rows, num_q_heads, head_dim]."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = layer_kv.shape[2]
     # From here to the end of the pool, whatever layer: the gather's tokens count from this layer's start.

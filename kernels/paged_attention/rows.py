@@ -1,21 +1,26 @@
 """What attention needs to know about the rows of a step; the same for all layers."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
+
+# Padding to so many tokens is cheaper than another round of operations.
+_SHORT: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGather:
-    """Where the decode rows' keys and values lie, and which of them count."""
+    """Where the keys and values of decode rows of similar lengths lie, and which of them count."""
 
-    # [2 * num_decode_rows * num_kv_heads * length] int64; tokens of one head in the pool: all keys, row
+    # [num_rows] int64; which of the step's decode rows these are. None: all of them
+    rows: torch.Tensor | None
+    # [2 * num_rows * num_kv_heads * length] int64; tokens of one head in the pool: all keys, row
     # by row and head by head, then all values. Beyond a row's KV length its first token stands in.
     tokens: torch.Tensor
-    # [num_decode_rows, 1, 1, length] in the pool's type; 0, or very low beyond the row's KV length
+    # [num_rows, 1, 1, length] in the pool's type; 0, or very low beyond the row's KV length
     bias: torch.Tensor
-    # [num_decode_rows, 1] int32
+    # [num_rows, 1] int32
     seq_lens: torch.Tensor
 
 
@@ -23,8 +28,9 @@ class DecodeGather:
 class RowGather:
     """What the torch reference wants to know. A layer is an offset into the pool, so it holds for all layers."""
 
-    # None without decode rows
-    decode: DecodeGather | None
+    # Every decode row is in one of these; several if lengths differ much, so that short rows are not
+    # padded to the longest.
+    decode: tuple[DecodeGather, ...]
     # Per prefill row [query_len, seq_len] in the pool's type, as `bias` above; None: the row starts at
     # its sequence's start, where causality is all there is to say.
     prefill_bias: tuple[torch.Tensor | None, ...]
@@ -79,16 +85,40 @@ def gather_rows(
 
     Kernels on a CUDA device read the tables themselves and need none of it.
     """
-    decode = None
-    if num_decode_rows:
-        decode = _gather_decode(
-            layer_kv, block_table[:num_decode_rows], seq_lens[:num_decode_rows], max_decode_seq_len
+    decode = tuple(
+        _gather_decode(
+            layer_kv, block_table[:num_decode_rows], seq_lens[:num_decode_rows], rows, length
         )
+        for rows, length in _similar_rows(seq_lens[:num_decode_rows], max_decode_seq_len)
+    )
     biases = [
         None if query_len == seq_len else causal_bias(layer_kv, query_len, seq_len)
         for query_len, seq_len in zip(prefill_query_lens, prefill_seq_lens, strict=True)
     ]
     return RowGather(decode, tuple(biases))
+
+
+def _similar_rows(
+    seq_lens: torch.Tensor, max_seq_len: int
+) -> list[tuple[torch.Tensor | None, int]]:
+    """Decode rows in groups whose lengths differ by less than a factor of two: (rows, greatest length)."""
+    if not len(seq_lens):
+        return []
+    if max_seq_len <= _SHORT:
+        return [(None, max_seq_len)]
+    ordered, order = seq_lens.sort(descending=True)
+    lengths = ordered.tolist()
+    starts = [0]
+    for row, length in enumerate(lengths):
+        longest = lengths[starts[-1]]
+        if longest > _SHORT and 2 * length < longest:
+            starts.append(row)
+    if len(starts) == 1:
+        return [(None, max_seq_len)]
+    ends = [*starts[1:], len(lengths)]
+    return [
+        (order[start:end], max(lengths[start], 1)) for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 def causal_bias(
@@ -111,8 +141,14 @@ def decode_window_bias(gather: DecodeGather, sliding_window: int) -> torch.Tenso
 
 
 def _gather_decode(
-    layer_kv: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, length: int
+    layer_kv: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    rows: torch.Tensor | None,
+    length: int,
 ) -> DecodeGather:
+    if rows is not None:
+        block_table, seq_lens = block_table[rows], seq_lens[rows]
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
     tokens_per_block = layer_kv.stride(0) // head_dim
     positions = torch.arange(length, device=layer_kv.device)
@@ -124,6 +160,7 @@ def _gather_decode(
     tokens = block_ids * tokens_per_block + positions % block_size
     heads = torch.arange(2 * num_kv_heads, device=layer_kv.device) * block_size
     return DecodeGather(
+        rows=rows,
         tokens=(tokens[:, None] + heads.view(2, 1, num_kv_heads, 1)).flatten(),
         bias=_bias(beyond, layer_kv)[:, None, None, :],
         seq_lens=seq_lens[:, None],

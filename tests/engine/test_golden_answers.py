@@ -43,7 +43,7 @@ def prompts(golden: list[dict[str, Any]]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> Iterator[LLM]:
-    with LLM(str(smollm2_path), dtype="float32", kv_cache_bytes=512 << 20) as engine:
+    with LLM(str(smollm2_path), dtype="float32", cpu_threads=1, kv_cache_bytes=512 << 20) as engine:
         yield engine
 
 
@@ -139,6 +139,7 @@ def test_chunks_of_16_tokens_and_single_grants(smollm2_path: Path) -> None:
     with LLM(
         str(smollm2_path),
         dtype="float32",
+        cpu_threads=1,
         max_num_seqs=16,
         max_num_batched_tokens=16,
         max_repeat=1,
@@ -153,6 +154,7 @@ def test_forced_preemption(smollm2_path: Path) -> None:
     with LLM(
         str(smollm2_path),
         dtype="float32",
+        cpu_threads=1,
         max_model_len=256,
         num_kv_blocks=30,
         enable_prefix_caching=False,
