@@ -1,0 +1,57 @@
+"""A gateway in the test's own loop, with a fake text edge behind it."""
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_actor import geometry
+from fake_text_edge import FakeTextEdge
+from gateway_rig import GatewayRig, StartRig
+
+from pillion.actors.gateway.app import make_app
+from pillion.actors.gateway.gateway import Gateway
+from pillion.actors.gateway.http_server import HttpServer
+from pillion.runtime.config import EngineConfig
+from pillion.runtime.paths import RunDir
+
+
+@pytest.fixture
+def short_root() -> Iterator[Path]:
+    """A directory with a short path, as socket names need."""
+    root = Path(tempfile.mkdtemp(prefix="pillion-", dir="/tmp"))
+    yield root
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+async def start_rig(short_root: Path) -> AsyncIterator[StartRig]:
+    """Starts gateways with settings of the test's own."""
+    started: list[tuple[GatewayRig, HttpServer]] = []
+
+    async def start(**settings: Any) -> GatewayRig:
+        config = EngineConfig(model="m", served_model_name="fake", http="0", **settings)
+        run_dir = RunDir(short_root)
+        edge = FakeTextEdge(run_dir.client_socket)
+        gateway = Gateway(config, run_dir)
+        gateway.link.geometry = geometry()
+        server = HttpServer(make_app(gateway))
+        rig = GatewayRig(gateway, edge, short_root / "h.sock")
+        await server.listen_unix(rig.path)
+        started.append((rig, server))
+        return rig
+
+    yield start
+    for rig, server in started:
+        rig.close()
+        await server.close()
+        rig.gateway.link.close()
+        rig.edge.stop()
+
+
+@pytest.fixture
+async def rig(start_rig: StartRig) -> GatewayRig:
+    """A gateway with the usual settings."""
+    return await start_rig()

@@ -1,0 +1,143 @@
+"""Clients that leave, stop reading or never finish what they began: their requests are cancelled."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from gateway_rig import GatewayRig
+from http_client import HttpClient
+
+from pillion.actors.gateway import exchange, http_protocol
+
+CHAT = b'{"messages": [{"role": "user", "content": "%s"}], "stream": %s}'
+PATH = "/v1/chat/completions"
+# The promise is 100 ms on a machine that is not busy with other tests.
+DEADLINE_S = 2.0
+
+
+async def seen(rig: GatewayRig, what: str, count: int) -> None:
+    await asyncio.to_thread(
+        rig.edge.wait, f"{count} {what}", lambda: len(getattr(rig.edge, what)) == count
+    )
+
+
+async def ended(rig: GatewayRig, **counters: int) -> None:
+    none_open = asyncio.Event()
+
+    def look() -> None:
+        if not rig.gateway.metrics.gauges["open_requests"]:
+            none_open.set()
+
+    rig.gateway.metrics.on_change = look
+    look()
+    async with asyncio.timeout(DEADLINE_S):
+        await none_open.wait()
+    for name, count in counters.items():
+        assert rig.gateway.metrics.counters[f"requests_{name}"] == count
+
+
+@pytest.mark.parametrize("how", ["abort", "close", "half-close"])
+@pytest.mark.parametrize("word", [b"MUTE", b"NEVER"])
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_a_client_that_leaves_cancels_its_request(
+    rig: GatewayRig, stream: bytes, word: bytes, how: str
+) -> None:
+    client = await rig.client()
+    client.send("POST", PATH, CHAT % (word, stream))
+    await seen(rig, "requests", 1)
+    if stream == b"true" and word == b"NEVER":
+        await client.receive_head()
+    left_at = time.monotonic()
+    match how:
+        case "abort":
+            client.hang_up()
+        case "close":
+            client.writer.close()
+        case "half-close":
+            client.writer.write_eof()
+    await seen(rig, "cancelled", 1)
+    assert time.monotonic() - left_at < DEADLINE_S
+    await ended(rig, cancelled=1)
+    assert (await rig.chat("word")).status == 200
+
+
+async def test_a_client_that_leaves_with_many_prompts_cancels_them_all(rig: GatewayRig) -> None:
+    client = await rig.client()
+    client.send("POST", "/v1/completions", b'{"prompt": ["NEVER", "NEVER a", "MUTE"], "n": 2}')
+    await seen(rig, "requests", 3)
+    client.hang_up()
+    await seen(rig, "cancelled", 3)
+    await ended(rig, cancelled=1)
+
+
+async def test_a_client_that_leaves_in_its_body_asks_for_nothing(rig: GatewayRig) -> None:
+    client = await rig.client()
+    client.writer.write(b"POST %s HTTP/1.1\r\ncontent-length: 1000\r\n\r\n{" % PATH.encode())
+    await client.writer.drain()
+    client.hang_up()
+    assert (await rig.chat("word")).status == 200
+    assert len(rig.edge.requests) == 1
+
+
+async def test_a_client_that_reads_nothing_is_given_up(
+    rig: GatewayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "SEND_TIMEOUT_S", 0.2)
+    client = await rig.client()
+    client.writer.transport.pause_reading()
+    words = b"word " * 20_000
+    client.send("POST", PATH, CHAT % (words + b"NEVER", b"true"))
+    await seen(rig, "cancelled", 1)
+    await ended(rig, cancelled=1)
+
+
+async def test_headers_that_never_end_are_cut(
+    rig: GatewayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEADERS_TIMEOUT_S", 0.1)
+    for beginning in (b"", b"GET /live HTTP/1.1\r\nhost: "):
+        client = await rig.client()
+        client.writer.write(beginning)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await client.reader.read() == b""
+
+
+async def test_headers_without_bound_are_cut(rig: GatewayRig) -> None:
+    client = await rig.client()
+    client.writer.write(b"GET /live HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await client.reader.readexactly(1)
+
+
+async def test_a_body_that_never_ends_is_answered(
+    rig: GatewayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 0.1)
+    client = await rig.client()
+    client.writer.write(b"POST %s HTTP/1.1\r\ncontent-length: 1000\r\n\r\n{" % PATH.encode())
+    assert (await client.receive()).status == 408
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_is_too_large_is_refused(
+    rig: GatewayRig, monkeypatch: pytest.MonkeyPatch, chunked: bool
+) -> None:
+    monkeypatch.setattr(exchange, "MAX_BODY_BYTES", 1000)
+    client = await rig.client()
+    if chunked:
+        head = b"POST %s HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" % PATH.encode()
+        client.writer.write(head + b"3e8\r\n%s\r\n" % (b"x" * 1000) * 2)
+    else:
+        client.writer.write(b"POST %s HTTP/1.1\r\ncontent-length: 1001\r\n\r\n" % PATH.encode())
+    answer = await client.receive()
+    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+
+
+async def test_one_connection_carries_many_requests(rig: GatewayRig) -> None:
+    client: HttpClient = await rig.client()
+    body: Any = {"messages": [{"role": "user", "content": "word"}]}
+    for stream in (False, True, False):
+        answer = await client.ask("POST", PATH, body | {"stream": stream})
+        assert answer.status == 200

@@ -1,0 +1,170 @@
+"""Models, tokens, probes, keys and metrics."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from gateway_rig import GatewayRig, StartRig
+
+from pillion.actors.gateway.app import ROUTES
+from pillion.runtime.errors import ConfigError
+
+
+async def test_models(rig: GatewayRig) -> None:
+    (model,) = (await rig.get("/v1/models")).json["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("fake", "model", 128)
+    assert (await rig.get("/v1/models/fake")).json == model
+    assert (await rig.get("/v1/models/some/other")).error["code"] == "model_not_found"
+
+
+async def test_tokens_there_and_back(rig: GatewayRig) -> None:
+    answer = await rig.post("/tokenize", {"prompt": "a bc"})
+    assert answer.json == {"count": 2, "max_model_len": 100, "tokens": [1, 2]}
+    messages = [{"role": "user", "content": "abc"}]
+    assert (await rig.post("/tokenize", {"messages": messages})).json["tokens"] == [3]
+    assert (await rig.post("/detokenize", {"tokens": [1, 2]})).json == {"prompt": "x xx"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": [1]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [2**31]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/v1/embeddings", {"input": "a"}, "model"),
+        ("/v1/embeddings", {}, "input"),
+    ],
+)
+async def test_complaints_name_the_field(
+    rig: GatewayRig, path: str, body: dict[str, object], param: str
+) -> None:
+    answer = await rig.post(path, body)
+    assert answer.status in (400, 404)
+    assert answer.error["param"] == param
+
+
+async def test_embeddings_are_not_offered(rig: GatewayRig) -> None:
+    answer = await rig.post("/v1/embeddings", {"input": ["a", "b"], "model": "fake"})
+    assert (answer.status, answer.error["code"]) == (400, "unsupported")
+    assert "no embeddings" in answer.error["message"]
+
+
+async def test_probes(rig: GatewayRig) -> None:
+    for path in ("/live", "/ready", "/health"):
+        assert (await rig.get(path)).status == 200
+    rig.gateway.link.closed_because = "the daemon is stopping"
+    assert (await rig.get("/live")).status == 200
+    for path in ("/ready", "/health"):
+        answer = await rig.get(path)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert answer.error["message"] == "the daemon is stopping"
+    answer = await rig.chat("word")
+    assert (answer.status, answer.error["code"]) == (503, "unavailable")
+
+
+async def test_a_lost_text_edge_is_told_and_found_again(rig: GatewayRig) -> None:
+    assert (await rig.get("/ready")).status == 200
+    rig.edge.hang_up_on_all()
+    assert (await rig.get("/ready")).status == 200, "it connects again"
+    await asyncio.to_thread(rig.edge.stop)
+    assert (await rig.get("/ready")).status == 503
+    assert (await rig.chat("word")).status == 503
+    assert (await rig.get("/live")).status == 200
+
+
+async def test_wrong_routes_and_methods(rig: GatewayRig) -> None:
+    answer = await rig.get("/v2/models")
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+    answer = await rig.get("/v1/completions")
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert answer.error["code"] == "method_not_allowed"
+
+
+async def test_every_answer_has_an_id_which_the_client_may_choose(rig: GatewayRig) -> None:
+    assert len((await rig.get("/live")).headers["x-request-id"]) == 32
+    named = await rig.get("/live", {"x-request-id": "mine-1"})
+    assert named.headers["x-request-id"] == "mine-1"
+    for bad in ("two words", "x" * 129, "ä"):
+        assert (await rig.get("/live", {"x-request-id": bad})).headers["x-request-id"] != bad
+
+
+async def test_keys_guard_every_route_but_the_probes(start_rig: StartRig, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("second\n\n third \n")
+    rig = await start_rig(api_key="first", api_key_file=str(keys))
+    for spec in ROUTES:
+        path = spec.path.replace("{model:path}", "fake")
+        answer = await (await rig.client()).ask(spec.method, path, b"{}")
+        if path in ("/live", "/ready", "/health"):
+            assert answer.status == 200, path
+        else:
+            assert answer.status == 401, path
+            assert answer.headers["www-authenticate"] == "Bearer"
+    for headers, status in (
+        ({"authorization": "Bearer first"}, 200),
+        ({"authorization": "bearer third"}, 200),
+        ({"x-api-key": "second"}, 200),
+        ({"authorization": "Bearer fir"}, 401),
+        ({"authorization": "Basic first"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"authorization": "Bearer ä\xff"}, 401),
+    ):
+        assert (await rig.get("/v1/models", headers)).status == status, headers
+    assert (await rig.get("/v1/models")).error["code"] == "invalid_api_key"
+
+
+async def test_a_file_of_keys_must_have_one(start_rig: StartRig, tmp_path: Path) -> None:
+    empty = tmp_path / "keys"
+    empty.write_text("\n")
+    for path in (empty, tmp_path / "missing"):
+        with pytest.raises(ConfigError, match="api_key_file"):
+            await start_rig(api_key_file=str(path))
+
+
+async def test_metrics_add_up(rig: GatewayRig) -> None:
+    await rig.chat("two words")
+    await rig.complete(["a", "b"], n=2, stream=True)
+    await rig.chat("REFUSE")
+    await rig.chat("word", temperature="hot")
+    await rig.chat("BREAK")
+    client = await rig.client()
+    client.send("POST", "/v1/completions", b'{"prompt": "NEVER"}')
+    await rig.edge_sees("the endless request", lambda: len(rig.edge.requests) == 6)
+    values = _values((await rig.get("/metrics")).body.decode())
+    outcomes = {
+        name: values[f'pillion_requests_total{{outcome="{name}"}}']
+        for name in ("finished", "cancelled", "refused", "failed")
+    }
+    assert outcomes == {"finished": 2, "cancelled": 0, "refused": 2, "failed": 1}
+    assert values["pillion_open_requests"] == 1
+    assert values["pillion_requests_received_total"] == sum(outcomes.values()) + 1
+    assert values["pillion_output_tokens_total"] == 2 + 4 + 1
+    label = 'model_name="fake"'
+    assert values[f'vllm:request_success_total{{{label},finished_reason="stop"}}'] == 5
+    assert values[f"vllm:e2e_request_latency_seconds_count{{{label}}}"] == 2
+    assert values['pillion_http_responses_total{route="/v1/chat/completions",status="400"}'] == 2
+
+
+def _values(page: str) -> dict[str, float]:
+    """Every sample; fails for a line that is not of Prometheus' format, or comes twice."""
+    found: dict[str, float] = {}
+    typed = set()
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            name = line.split()[2]
+            assert name not in typed
+            typed.add(name)
+        elif not line.startswith("# HELP "):
+            match = re.fullmatch(r'([a-z_:A-Z0-9]+(?:\{(?:\w+="[^"]*",?)+\})?) ([0-9.e+-]+)', line)
+            assert match, line
+            assert match[1] not in found
+            found[match[1]] = float(match[2])
+    assert page.endswith("\n")
+    return found
