@@ -73,7 +73,7 @@ class Planner:
             sequence
             for sequence in running.sequences.values()
             if not sequence.is_prefilling
-            and sequence.num_tokens + sequence.min_ahead < sequence.max_total_tokens
+            and len(sequence.token_ids) + sequence.min_ahead < sequence.max_total_tokens
         ]
         fed = self._feed(decodes)
         for victim in self._preemption.victims(self._starving):
@@ -169,7 +169,7 @@ class Planner:
     def _most_steps(self, rows: list[Sequence]) -> int:
         """Steps that can be granted: as many as are of use and as there are blocks for; 0 if not one."""
         limits = self._limits
-        useful = max(s.max_total_tokens - s.num_tokens - s.min_ahead for s in rows)
+        useful = max(s.max_total_tokens - len(s.token_ids) - s.min_ahead for s in rows)
         repeat = min(limits.max_repeat, useful)
         if self._leases.is_short:
             # Blocks handed out ahead cannot be taken back, so they are handed out one at a time.
@@ -184,9 +184,11 @@ class Planner:
     def _grow(self, draft: Draft, rows: list[Sequence], repeat: int) -> None:
         """Gives the rows blocks for the whole grant, as far as there are any."""
         admitted = set(draft.admitted)
+        num_free = self._leases.num_free
         for sequence in rows:
-            num_blocks = min(self.running.missing_for(sequence, repeat), self._leases.num_free)
+            num_blocks = min(self.running.missing_for(sequence, repeat), num_free)
             if num_blocks:
+                num_free -= num_blocks
                 block_ids = self._ledger.grow(sequence, num_blocks)
                 if sequence not in admitted:
                     draft.append(sequence, block_ids)

@@ -34,13 +34,15 @@ class Running:
 
     def missing_now(self, sequence: Sequence) -> int:
         """Blocks without which a decoding sequence surely stands still after the plans in flight."""
-        return self._missing(sequence, sequence.num_tokens + sequence.min_ahead)
+        return self._missing(sequence, len(sequence.token_ids) + sequence.min_ahead)
 
     def missing_for(self, sequence: Sequence, num_steps: int) -> int:
         """Blocks with which a sequence surely runs this many decode steps after the plans in flight."""
-        num_tokens = sequence.num_tokens + sequence.max_ahead + num_steps
+        num_tokens = len(sequence.token_ids) + sequence.max_ahead + num_steps
+        if num_tokens > sequence.max_total_tokens:
+            num_tokens = sequence.max_total_tokens
         # The last token's KV is never needed.
-        return self._missing(sequence, min(num_tokens, sequence.max_total_tokens) - 1)
+        return self._missing(sequence, num_tokens - 1)
 
     def missing_to_start(self, sequence: Sequence) -> int:
         """Blocks with which all known tokens of a sequence can be computed."""
