@@ -1,0 +1,200 @@
+"""The `openai` package, and curl, against a live daemon with a real model."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from .conftest import Served
+
+pytestmark = pytest.mark.model
+
+MODEL = "smollm2"
+MESSAGES: Any = [{"role": "user", "content": "Name three colours."}]
+GREEDY: Any = {"model": MODEL, "temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key, max_retries=0) as found:
+        yield found
+
+
+def test_chat_whole_and_streamed_are_the_same(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=MESSAGES, **GREEDY)
+    text = whole.choices[0].message.content
+    assert text
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 8
+    pieces, usage, reasons = [], None, []
+    for chunk in client.chat.completions.create(
+        messages=MESSAGES, stream=True, stream_options={"include_usage": True}, **GREEDY
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            pieces.append(choice.delta.content or "")
+            reasons.append(choice.finish_reason)
+    assert "".join(pieces) == text
+    assert reasons[-1] == "length"
+    assert usage is not None
+    assert usage.prompt_tokens == whole.usage.prompt_tokens
+    assert usage.completion_tokens == 8
+
+
+async def test_chats_side_by_side(served: Served) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=served.key) as client:
+
+        async def ask() -> str:
+            stream = await client.chat.completions.create(messages=MESSAGES, stream=True, **GREEDY)
+            return "".join(
+                [part.choices[0].delta.content or "" async for part in stream if part.choices]
+            )
+
+        texts = await asyncio.gather(*[ask() for _ in range(4)])
+    assert len(set(texts)) == 1
+    assert texts[0]
+
+
+def test_chat_logprobs(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(
+        messages=MESSAGES, logprobs=True, top_logprobs=3, n=2, **GREEDY
+    )
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        entries = choice.logprobs.content or []
+        assert len(entries) == 8
+        for entry in entries:
+            # Greedy: the likeliest token is the one that was taken.
+            assert entry.top_logprobs[0].token == entry.token
+            assert len(entry.top_logprobs) == 3
+            assert entry.logprob <= 0
+        assert "".join(entry.token for entry in entries) == choice.message.content
+
+
+def test_echo_with_logprobs_as_evaluation_tools_ask_for_it(client: openai.OpenAI) -> None:
+    prompt = "The sky is blue"
+    text = client.completions.create(
+        prompt=prompt, model=MODEL, max_tokens=1, temperature=0, echo=True, logprobs=1
+    ).choices[0]
+    ids: Any = _tokens(client, prompt)
+    tokens = client.completions.create(
+        prompt=[ids], model=MODEL, max_tokens=1, temperature=0, echo=True, logprobs=1
+    ).choices[0]
+    assert text.text.startswith(prompt)
+    assert tokens.text == text.text
+    logprobs = text.logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert len(logprobs.tokens or []) == len(ids) + 1
+    assert "".join(logprobs.tokens or []) == text.text
+    assert logprobs.token_logprobs[0] is None
+    assert all(value is not None and value <= 0 for value in logprobs.token_logprobs[1:])
+    assert logprobs.text_offset == [
+        sum(map(len, (logprobs.tokens or [])[:place])) for place in range(len(ids) + 1)
+    ]
+    assert tokens.logprobs is not None
+    assert tokens.logprobs.token_logprobs is not None
+    assert tokens.logprobs.token_logprobs[1:] == pytest.approx(
+        logprobs.token_logprobs[1:], abs=1e-3
+    )
+
+
+def test_several_prompts_and_a_seed(client: openai.OpenAI) -> None:
+    def ask() -> list[str]:
+        answer = client.completions.create(
+            prompt=["Once", "Two"], model=MODEL, max_tokens=4, seed=5, n=2
+        )
+        return [choice.text for choice in answer.choices]
+
+    assert len(ask()) == 4
+    assert ask() == ask()
+
+
+def test_stop_and_raw_response(client: openai.OpenAI) -> None:
+    whole = client.completions.create(prompt="1, 2, 3,", **GREEDY).choices[0].text
+    stop = whole.strip()[0]
+    raw = client.completions.with_raw_response.create(
+        prompt="1, 2, 3,", stop=stop, extra_body={"what": 1}, **GREEDY
+    )
+    assert raw.headers["x-pillion-warning"] == "ignored fields: what"
+    choice = raw.parse().choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.text == whole[: whole.index(stop)]
+
+
+def test_prompt_logprobs_and_token_ids(client: openai.OpenAI) -> None:
+    extra = {"prompt_logprobs": 1, "return_token_ids": True}
+    whole = client.chat.completions.create(messages=MESSAGES, extra_body=extra, **GREEDY)
+    found = json.loads(whole.model_dump_json())
+    ids, entries = found["prompt_token_ids"], found["prompt_logprobs"]
+    assert len(ids) == len(entries) == found["usage"]["prompt_tokens"]
+    assert entries[0] is None
+    assert all(str(token_id) in entry for token_id, entry in zip(ids[1:], entries[1:], strict=True))
+    assert len(found["choices"][0]["token_ids"]) == 8
+
+
+def test_models_and_errors(client: openai.OpenAI, served: Served) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="gpt-4"):
+        client.chat.completions.create(messages=MESSAGES, model="gpt-4")
+    with pytest.raises(openai.BadRequestError, match="no embeddings") as refused:
+        client.embeddings.create(input="a", model=MODEL)
+    assert refused.value.code == "unsupported"
+    with pytest.raises(openai.BadRequestError, match="max_model_len") as too_long:
+        client.completions.create(prompt="word " * 2000, model=MODEL)
+    assert too_long.value.param == "prompt"
+    with pytest.raises(openai.BadRequestError, match="token ids from 0 to") as beyond:
+        client.completions.create(prompt="a", model=MODEL, logit_bias={"999999": 1})
+    assert beyond.value.param == "logit_bias"
+    with pytest.raises(openai.BadRequestError, match="allow_request_templates"):
+        client.chat.completions.create(
+            messages=MESSAGES, model=MODEL, extra_body={"chat_template": "x"}
+        )
+    with (
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong") as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
+
+
+def test_a_stream_that_is_left_ends_in_the_daemon(client: openai.OpenAI, served: Served) -> None:
+    stream = client.completions.create(
+        prompt="Once", model=MODEL, max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    # A request that waits for a place behind the one that was left would take far longer.
+    assert client.completions.create(prompt="a", **GREEDY).choices[0].text
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_over_a_unix_socket(served: Served) -> None:
+    def curl(path: str, *arguments: str) -> str:
+        command = ["curl", "-sS", "--max-time", "60", "--unix-socket", str(served.socket)]
+        command += ["-H", f"authorization: Bearer {served.key}", *arguments]
+        return subprocess.run(
+            [*command, f"http://pillion{path}"], check=True, capture_output=True, text=True
+        ).stdout
+
+    body = json.dumps({"messages": MESSAGES, "stream": True, **GREEDY})
+    events = curl("/v1/chat/completions", "-d", body).split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert curl("/ready") == "{}"
+    tokens = json.loads(curl("/tokenize", "-d", '{"prompt": "Hi there"}'))["tokens"]
+    back = curl("/detokenize", "-d", json.dumps({"tokens": tokens}))
+    assert json.loads(back) == {"prompt": "Hi there"}
+    assert "vllm:request_success_total" in curl("/metrics")
+
+
+def _tokens(client: openai.OpenAI, text: str) -> list[int]:
+    root = str(client.base_url).removesuffix("/v1/")
+    reply = client.post(f"{root}/tokenize", body={"prompt": text}, cast_to=object)
+    tokens: list[int] = reply["tokens"]  # type: ignore[index]
+    return tokens
