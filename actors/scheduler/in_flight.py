@@ -49,7 +49,7 @@ class InFlight:
 
     @property
     def num_repeats_left(self) -> int:
-        """Of these, executions of the newest plan that the worker may leave out."""
+        """Executions of the newest plan that a newer one would cut off."""
         if not self._plans:
             return 0
         newest = self._plans[-1]

@@ -1,6 +1,7 @@
 """The requests that are open: who came, who waits, who leads, and who has ended for its client."""
 
 from array import array
+from typing import Final
 
 import msgspec
 
@@ -13,7 +14,7 @@ from pillion.messages.ids import FinishReason, SequenceId
 from pillion.messages.requests import NewRequest
 from pillion.runtime.errors import InvariantBroken
 
-TOKEN_BYTES = 4
+TOKEN_BYTES: Final = 4
 
 
 class RequestBook:
