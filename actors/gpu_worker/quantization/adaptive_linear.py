@@ -18,8 +18,8 @@ Forms = frozenset[Form]
 ROWS: Final = (1, 4, 8, 16, 32, 64)
 # Rows and how many weights are measured with them: where memory bandwidth decides, so many that the caches
 # don't hold them all. The ends come first, for measurements that take too long on a busy machine are left out.
-_MEASUREMENTS: Final = ((1, 24), (64, 4), (8, 8), (4, 12), (16, 4), (32, 4))
-_BUDGET_S: Final = 0.5
+_MEASUREMENTS: Final = ((1, 24), (64, 4), (8, 8), (16, 4), (4, 12), (32, 4))
+_BUDGET_S: Final = 0.25
 # What stands for a measurement that was left out: milliseconds of one thread of an AVX2 EPYC for a model of
 # 106 million weights, one column for each of ROWS. Packed bfloat16, which needs AVX-512, and bfloat16 of 16
 # rows and more are estimates.
@@ -31,7 +31,7 @@ _TYPICAL_MS: Final[dict[Form, tuple[float, ...]]] = {
 }
 # A second form costs memory: it must save this much, as a sum over ROWS of shares of the fastest time.
 _WORTH_KEEPING: Final = 0.3
-_REPEATS: Final = 3
+_REPEATS: Final = 2
 
 _SMALLEST_FIRST: Final[tuple[Form, ...]] = (
     "four_bit",
@@ -41,6 +41,9 @@ _SMALLEST_FIRST: Final[tuple[Form, ...]] = (
 )
 
 Plan = tuple[Form, ...]  # one for each of ROWS
+Seconds = Mapping[
+    int, Mapping[Form, float]
+]  # at each of ROWS, what the forms take; any unit at a row
 
 
 class AdaptiveLinear:
@@ -74,12 +77,9 @@ class AdaptiveLinear:
         return self._by_rows[min(x.shape[0], ROWS[-1])].apply(x)
 
 
-def measure_plan(linears: Sequence[AdaptiveLinear]) -> Plan:
-    """The fastest forms of weights that have the same ones, by some tens of milliseconds of measurement.
-
-    `linears` are in the order in which the model uses them.
-    """
-    forms = sorted(linears[0].forms)
+def measure(linears: Sequence[AdaptiveLinear]) -> Seconds:
+    """What the forms take, found in about a quarter of a second; `linears` all have the same forms."""
+    forms = list(linears[0].forms)
     deadline = time.perf_counter() + _BUDGET_S
     seconds: dict[int, dict[Form, float]] = {
         rows: {form: _TYPICAL_MS[form][index] for form in forms} for index, rows in enumerate(ROWS)
@@ -87,30 +87,30 @@ def measure_plan(linears: Sequence[AdaptiveLinear]) -> Plan:
     for rows, most in _MEASUREMENTS:
         if time.perf_counter() < deadline:
             seconds[rows] = _time(linears[:most], forms, rows)
-    return fastest_plan(seconds)
+    return seconds
 
 
-def fastest_plan(seconds: Mapping[int, Mapping[Form, float]]) -> Plan:
-    """The plan that loses least against the fastest form at each of ROWS.
+def fastest_plan(seconds: Seconds, forms: Forms) -> Plan:
+    """The plan with these forms that loses least against the fastest of them at each of ROWS.
 
-    `seconds`: for each of ROWS, what the forms took in any unit. A plan has one form for few rows, where
+    A plan has one form for few rows, where
     reading the weight is the work, and the same or a larger one from some number of rows on. This is how
     the forms differ, and it bears a disturbed measurement.
     """
     losses = {
-        rows: {form: taken / min(each.values()) for form, taken in each.items()}
+        rows: {form: each[form] / min(each[other] for other in forms) for form in forms}
         for rows, each in seconds.items()
     }
 
     def loss(plan: Plan) -> float:
         chosen = dict(zip(ROWS, plan, strict=True))
-        total = sum(each.get(chosen[rows], math.inf) for rows, each in losses.items())
+        total = sum(each[chosen[rows]] for rows, each in losses.items())
         return total + _WORTH_KEEPING * len(set(plan))
 
-    forms = [form for form in _SMALLEST_FIRST if form in seconds[ROWS[0]]]
+    ordered = [form for form in _SMALLEST_FIRST if form in forms]
     plans = [
         (few,) * switch + (many,) * (len(ROWS) - switch)
-        for few, many in combinations_with_replacement(forms, 2)
+        for few, many in combinations_with_replacement(ordered, 2)
         for switch in range(1, len(ROWS) + 1)
     ]
     return min(plans, key=loss)

@@ -15,7 +15,9 @@ from pillion.actors.gpu_worker.quantization.adaptive_linear import (
     AdaptiveLinear,
     Forms,
     Plan,
-    measure_plan,
+    Seconds,
+    fastest_plan,
+    measure,
 )
 from pillion.actors.gpu_worker.quantization.cpu_forms import (
     Bfloat16Linear,
@@ -31,7 +33,7 @@ from pillion.actors.gpu_worker.quantization.stored_tensor import FourBitWeight, 
 log = logging.getLogger(__name__)
 
 # Weights of so many layers, or of so much memory in float32, are enough to compare forms.
-_SAMPLE_LAYERS: Final = 10
+_SAMPLE_LAYERS: Final = 6
 _SAMPLE_BYTES: Final = 256 << 20
 # Of the machine's memory, for all forms of all weights together.
 _MEMORY_SHARE: Final = 0.5
@@ -101,7 +103,7 @@ class AdaptiveBuilder:
     def __init__(self, bytes_per_weight: float) -> None:
         """`bytes_per_weight`: memory for all forms of a weight together, per number that it holds."""
         self._bytes_per_weight = bytes_per_weight
-        self._plans: dict[Forms, Plan] = {}
+        self._seconds: dict[Forms, Seconds] = {}
         self._undecided: dict[Forms, list[AdaptiveLinear]] = defaultdict(list)
         self._lock = threading.Lock()
 
@@ -110,8 +112,8 @@ class AdaptiveBuilder:
         in_features, out_features = parts[0].shape[1], sum(part.shape[0] for part in parts)
         four_bit = _stack_codes(parts) if can_keep_four_bits(out_features) else None
         names = self._available(has_codes=four_bit is not None)
-        plan = self._plans.get(frozenset(names))
-        wanted = names if plan is None else [name for name in names if name in plan]
+        plan = self._plan(frozenset(names))
+        wanted = names if plan is None else frozenset(plan)
         dense: dict[torch.dtype, torch.Tensor] = {}
         forms: dict[Form, Linear] = {}
         for name in wanted:
@@ -127,9 +129,9 @@ class AdaptiveBuilder:
     def build_tied(self, table: torch.Tensor) -> Linear:
         """See `LinearBuilder.build_tied`."""
         names = self._available(has_codes=False)
-        plan = self._plans.get(frozenset(names))
+        plan = self._plan(frozenset(names))
         forms: dict[Form, Linear] = {"bfloat16": Bfloat16Linear(table, owned=False)}
-        for name in names if plan is None else plan:
+        for name in names if plan is None else frozenset(plan):
             if name != "bfloat16":
                 weight = table.float() if name == "packed_float32" else table
                 forms[name] = PackedLinear(weight)
@@ -141,13 +143,24 @@ class AdaptiveBuilder:
 
     def settle(self) -> None:
         """See `LinearBuilder.settle`."""
-        for forms, linears in self._undecided.items():
-            plan = measure_plan(linears)
+        # The largest sets first: what was measured for them holds for their subsets.
+        for forms in sorted(self._undecided, key=len, reverse=True):
+            linears = self._undecided[forms]
+            plan = self._plan(forms)
+            if plan is None:
+                self._seconds[forms] = measure(linears)
+                plan = fastest_plan(self._seconds[forms], forms)
+            log.info("products of %s rows: %s", "/".join(map(str, ROWS)), ", ".join(plan))
             for linear in linears:
                 linear.follow(plan)
-            self._plans[forms] = plan
-            log.info("products of %s rows: %s", "/".join(map(str, ROWS)), ", ".join(plan))
         self._undecided.clear()
+
+    def _plan(self, forms: Forms) -> Plan | None:
+        """The plan for weights that have these forms, None before they were measured."""
+        for measured, seconds in self._seconds.items():
+            if forms <= measured:
+                return fastest_plan(seconds, forms)
+        return None
 
     def _available(self, *, has_codes: bool) -> list[Form]:
         """Forms that work here and fit; bfloat16 if nothing else does."""

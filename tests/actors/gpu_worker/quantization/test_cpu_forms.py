@@ -11,7 +11,7 @@ from pillion.actors.gpu_worker.quantization.adaptive_linear import (
     ROWS,
     AdaptiveLinear,
     fastest_plan,
-    measure_plan,
+    measure,
 )
 from pillion.actors.gpu_worker.quantization.cpu_forms import (
     Bfloat16Linear,
@@ -139,7 +139,7 @@ def plan_of(**milliseconds: tuple[float, ...]) -> list[str]:
         count: {form: milliseconds[form][index] for form in forms}
         for index, count in enumerate(ROWS)
     }
-    return list(fastest_plan(seconds))  # type: ignore[arg-type]
+    return list(fastest_plan(seconds, frozenset(forms)))  # type: ignore[arg-type]
 
 
 def test_the_fastest_plan_switches_once() -> None:
@@ -167,7 +167,7 @@ def test_measured_plans_name_forms_that_are_there() -> None:
     if works("packed_float32"):
         forms["packed_float32"] = PackedLinear(weight())
     linears = [AdaptiveLinear(IN, dict(forms)) for _ in range(3)]
-    plan = measure_plan(linears)
+    plan = fastest_plan(measure(linears), frozenset(forms))
     assert len(plan) == len(ROWS)
     for linear in linears:
         linear.follow(plan)
