@@ -34,8 +34,8 @@ async def start_rig(short_root: Path) -> AsyncIterator[StartRig]:
     async def start(**settings: Any) -> GatewayRig:
         config = EngineConfig(model="m", served_model_name="fake", http="0", **settings)
         run_dir = RunDir(short_root)
+        gateway = Gateway(config, run_dir)  # may raise, and the edge is a thread
         edge = FakeTextEdge(run_dir.client_socket)
-        gateway = Gateway(config, run_dir)
         gateway.link.geometry = geometry()
         server = HttpServer(make_app(gateway))
         rig = GatewayRig(gateway, edge, short_root / "h.sock")
