@@ -1,10 +1,15 @@
 """Fixtures that every folder of tests shares."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from pillion.runtime.model_source import resolve_model
+
+# Without a CUDA device the Triton kernels run in Triton's interpreter, which wants to be told before it is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

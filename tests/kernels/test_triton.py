@@ -1,0 +1,243 @@
+"""Every Triton implementation against its torch reference: on the GPU, or on the CPU in Triton's interpreter.
+
+tests/conftest.py switches the interpreter on where there is no CUDA device.
+"""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pillion.kernels.fused_linear import reference as fused_reference
+from pillion.kernels.fused_linear import triton_impl as fused
+from pillion.kernels.fused_linear.tiles import Tile
+from pillion.kernels.greedy_step import reference as greedy_reference
+from pillion.kernels.greedy_step import triton_impl as greedy_triton
+from pillion.kernels.paged_attention import cases as attention_cases
+from pillion.kernels.paged_attention import reference as attention_reference
+from pillion.kernels.paged_attention.triton_decode import decode_attention
+from pillion.kernels.paged_attention.triton_prefill import prefill_attention
+from pillion.kernels.prepare_decode import cases as prepare_cases
+from pillion.kernels.prepare_decode import reference as prepare_reference
+from pillion.kernels.prepare_decode import triton_impl as prepare_triton
+from pillion.kernels.rms_norm import reference as norm_reference
+from pillion.kernels.rms_norm import triton_impl as norm_triton
+from pillion.kernels.rotary_kv_write import cases as rotary_cases
+from pillion.kernels.rotary_kv_write import reference as rotary_reference
+from pillion.kernels.rotary_kv_write import triton_impl as rotary_triton
+from pillion.kernels.silu_and_mul import reference as silu_reference
+from pillion.kernels.silu_and_mul import triton_impl as silu_triton
+from pillion.kernels.update_rows import cases as update_cases
+from pillion.kernels.update_rows import reference as update_reference
+from pillion.kernels.update_rows import triton_impl as update_triton
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton", "ignore::UserWarning")
+
+DEVICES = [
+    pytest.param(
+        "cpu",
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU itself runs them"),
+    ),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def dtype(device: torch.device) -> torch.dtype:
+    """What the device computes in; the interpreter's bfloat16 is not the hardware's."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Relative error in the Euclidean norm; NaN if anything was left out."""
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30))
+
+
+def bound(dtype: torch.dtype) -> float:
+    return 8e-3 if dtype == torch.bfloat16 else 2e-5
+
+
+def values(inputs: Any) -> list[Any]:
+    return [getattr(inputs, field.name) for field in dataclasses.fields(inputs)]
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 64), (3, 576), (5, 7), (2, 2048)])
+def test_rms_norm(device: torch.device, dtype: torch.dtype, rows: int, size: int) -> None:
+    x = torch.randn(rows, size, device=device).to(dtype)
+    residual = torch.randn(rows, size, device=device).to(dtype)
+    weight = torch.rand(size, device=device).to(dtype)
+    want = norm_reference.rms_norm(x, weight, 1e-5)
+    assert error(norm_triton.rms_norm(x, weight, 1e-5), want) < bound(dtype)
+    wanted = norm_reference.rms_norm_add(x.clone(), residual, weight, 1e-5)
+    for got, want in zip(norm_triton.rms_norm_add(x, residual, weight, 1e-5), wanted, strict=True):
+        assert error(got, want) < bound(dtype)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (3, 3072), (2, 34)])
+def test_silu_and_mul(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> None:
+    x = torch.randn(rows, width, device=device).to(dtype)
+    assert error(silu_triton.silu_and_mul(x), silu_reference.silu_and_mul(x)) < bound(dtype)
+
+
+@pytest.mark.parametrize("case", rotary_cases.CASES, ids=str)
+def test_rotary_kv_write(device: torch.device, dtype: torch.dtype, case: rotary_cases.Case) -> None:
+    got, want = case.inputs(device, dtype), case.inputs(device, dtype)
+    q = rotary_triton.rotary_kv_write(*values(got))
+    wanted = rotary_reference.rotary_kv_write(*values(want))
+    assert error(q, wanted) < bound(dtype) or not case.num_tokens
+    # The last block is scratch.
+    got_kv, want_kv = got.layer_kv[:-1], want.layer_kv[:-1]
+    assert torch.equal(got_kv.isnan(), want_kv.isnan())
+    assert error(got_kv.nan_to_num(), want_kv.nan_to_num()) < bound(dtype)
+
+
+@pytest.mark.parametrize("case", prepare_cases.CASES, ids=str)
+def test_prepare_decode(device: torch.device, case: prepare_cases.Case) -> None:
+    inputs = values(case.inputs(device))
+    got = prepare_triton.prepare_decode(*inputs)
+    for ours, theirs in zip(got, prepare_reference.prepare_decode(*inputs), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("case", update_cases.CASES, ids=str)
+def test_update_rows(device: torch.device, case: update_cases.Case) -> None:
+    got, want = case.inputs(device), case.inputs(device)
+    ours = update_triton.update_rows(*values(got))
+    theirs = update_reference.update_rows(*values(want))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    for name in ("token_table", "num_known", "finished"):
+        # The last slot is scratch.
+        assert torch.equal(getattr(got, name)[:-1], getattr(want, name)[:-1])
+
+
+@pytest.mark.parametrize("vocab", [17, 5000, 12288])
+def test_greedy_step(device: torch.device, vocab: int) -> None:
+    case = update_cases.Case(num_rows=9, num_slots=12)
+    logits = torch.randn(9, vocab, device=device)
+    logits[0, vocab // 2] = logits[0, vocab - 1] = 40.0  # equals: the lowest id
+    logits[1, 3] = float("nan")
+    logits[2, 4] = float("inf")
+    outputs = []
+    for step in (greedy_triton.greedy_step, greedy_reference.greedy_step):
+        inputs = case.inputs(device)
+        computed = inputs.num_known - 1
+        columns = torch.full((4, 9), -7, dtype=torch.int32, device=device)
+        step(
+            logits,
+            inputs.slots,
+            inputs.valid,
+            inputs.token_table,
+            computed,
+            inputs.num_known,
+            inputs.max_total,
+            inputs.finished,
+            inputs.stop_ids,
+            columns,
+        )
+        columns[0, columns[2] == 3] = 0  # a failed row's token means nothing
+        tables = inputs.token_table, computed, inputs.num_known, inputs.finished
+        outputs.append((columns[:, inputs.valid], *(table[:-1] for table in tables)))
+    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+
+
+@pytest.mark.parametrize("case", attention_cases.CASES, ids=str)
+def test_paged_attention(
+    device: torch.device, dtype: torch.dtype, case: attention_cases.Case
+) -> None:
+    if device.type == "cpu" and case.prefill and max(q for q, _ in case.prefill) > 100:
+        pytest.skip("too long for the interpreter")
+    inputs = case.inputs(device, dtype)
+    # The reference in float32: bfloat16 is what is being judged.
+    exact = case.inputs(torch.device("cpu"), torch.float32)
+    scale = case.head_dim**-0.5
+    want = attention_reference.paged_attention(
+        inputs.q.cpu().float(),
+        inputs.layer_kv.cpu().float(),
+        exact.rows,
+        scale,
+        case.sliding_window,
+    )
+    num_decode, rows = len(case.decode), inputs.rows
+    out = torch.full_like(inputs.q, float("nan")).contiguous()
+    if num_decode:
+        decode_attention(
+            inputs.q[:num_decode],
+            inputs.layer_kv,
+            rows.block_table,
+            rows.seq_lens,
+            out[:num_decode],
+            scale,
+            case.sliding_window,
+        )
+    if case.prefill:
+        prefill_attention(
+            inputs.q,
+            inputs.layer_kv,
+            rows.block_table,
+            rows.query_start_loc,
+            rows.seq_lens,
+            out,
+            num_decode,
+            rows.max_query_len,
+            scale,
+            case.sliding_window,
+        )
+    counts = torch.ones(len(out), dtype=torch.bool)
+    counts[:num_decode] = torch.tensor([length > 0 for length in case.decode], dtype=torch.bool)
+    if counts.any():
+        assert error(out.cpu()[counts], want[counts]) < bound(dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 13])
+def test_fused_linear(device: torch.device, dtype: torch.dtype, rows: int) -> None:
+    hidden, heads, kv_heads, dim = 192, 3, 1, 64
+    x = torch.randn(rows, hidden, device=device).to(dtype)
+    gain = (torch.rand(hidden, device=device) + 0.5).to(dtype)
+
+    def weight(n: int) -> torch.Tensor:
+        return (torch.randn(n, hidden, device=device) * hidden**-0.5).to(dtype)
+
+    head = weight(100)
+    got = fused.linear_float32(x, head, tile=Tile(16, 64, 4, 2))
+    assert got.dtype == torch.float32
+    assert error(got, fused_reference.linear_float32(x, head)) < bound(dtype)
+
+    gate_up = weight(2 * 96)
+    got = fused.norm_gated_linear(x, gain, 1e-5, gate_up)
+    want = fused_reference.norm_gated_linear(x, gain, 1e-5, gate_up)
+    assert error(got, want) < bound(dtype)
+
+    output, bias = weight(80), torch.randn(80, device=device).to(dtype)
+    residual = torch.randn(rows, 80, device=device).to(dtype)
+    wanted = residual.clone()
+    fused.linear_add(x, output, bias, residual)
+    fused_reference.linear_add(x, output, bias, wanted)
+    assert error(residual, wanted) < bound(dtype)
+
+    qkv = weight((heads + 2 * kv_heads) * dim)
+    qkv_bias = torch.randn(len(qkv), device=device).to(dtype)
+    angles = torch.rand(rows, dim // 2, device=device)
+    cos_sin = torch.stack([angles.cos(), angles.sin()], dim=1)
+    slots = torch.randperm(4 * 16, device=device)[:rows]
+    slots[0] = -1
+    pools = [torch.zeros(5, 2, kv_heads, 16, dim, device=device, dtype=dtype) for _ in range(2)]
+    results = [
+        module.norm_qkv(x, gain, 1e-5, qkv, qkv_bias, cos_sin, pool, slots, heads)
+        for module, pool in zip((fused, fused_reference), pools, strict=True)
+    ]
+    assert error(*results) < bound(dtype)
+    assert error(*pools) < bound(dtype)
