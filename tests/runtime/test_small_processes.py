@@ -21,7 +21,7 @@ from pillion.runtime.process import child_environment
 from .conftest import wait_until
 
 DAEMON = Path(__file__).parent.parent / "ring" / "fake_worker_daemon.py"
-SMALL = ("launcher", "kv_manager", "scheduler", "detokenizer")
+SMALL = ("launcher", "kv_manager", "scheduler", "detokenizer", "gateway")
 MAX_BYTES = 80 * 1000 * 1000
 HEAVY_LIBRARIES = ("/torch/", "/transformers/", "/triton/")
 
@@ -31,7 +31,8 @@ pytestmark = pytest.mark.model
 @pytest.fixture
 def directory(smollm2_path: Path, runtime_root: Path) -> Iterator[RunDir]:
     """The run directory of a daemon of real processes on a real model's text, with a fake worker."""
-    config = locate_model(EngineConfig(model=str(smollm2_path), name="d"), progress=False)
+    config = EngineConfig(model=str(smollm2_path), name="d", http="0")
+    config = locate_model(config, progress=False)
     ready_fd, launcher_ready_fd = os.pipe()
     daemon = subprocess.Popen(
         [
