@@ -43,7 +43,7 @@ def served(smollm2_path: Path) -> Iterator[Served]:
         model=str(smollm2_path),
         served_model_name="smollm2",
         name="c",
-        max_num_seqs=8,
+        max_num_seqs=4,
         max_model_len=1024,
         num_kv_blocks=256,
         http="0",

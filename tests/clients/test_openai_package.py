@@ -15,8 +15,9 @@ from .conftest import Served
 pytestmark = pytest.mark.model
 
 MODEL = "smollm2"
+NUM_TOKENS = 4
 MESSAGES: Any = [{"role": "user", "content": "Name three colours."}]
-GREEDY: Any = {"model": MODEL, "temperature": 0, "max_tokens": 8}
+GREEDY: Any = {"model": MODEL, "temperature": 0, "max_tokens": NUM_TOKENS}
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_chat_whole_and_streamed_are_the_same(client: openai.OpenAI) -> None:
     assert text
     assert whole.choices[0].finish_reason == "length"
     assert whole.usage is not None
-    assert whole.usage.completion_tokens == 8
+    assert whole.usage.completion_tokens == NUM_TOKENS
     pieces, usage, reasons = [], None, []
     for chunk in client.chat.completions.create(
         messages=MESSAGES, stream=True, stream_options={"include_usage": True}, **GREEDY
@@ -44,7 +45,7 @@ def test_chat_whole_and_streamed_are_the_same(client: openai.OpenAI) -> None:
     assert reasons[-1] == "length"
     assert usage is not None
     assert usage.prompt_tokens == whole.usage.prompt_tokens
-    assert usage.completion_tokens == 8
+    assert usage.completion_tokens == NUM_TOKENS
 
 
 async def test_chats_side_by_side(served: Served) -> None:
@@ -56,7 +57,7 @@ async def test_chats_side_by_side(served: Served) -> None:
                 [part.choices[0].delta.content or "" async for part in stream if part.choices]
             )
 
-        texts = await asyncio.gather(*[ask() for _ in range(4)])
+        texts = await asyncio.gather(*[ask() for _ in range(2)])
     assert len(set(texts)) == 1
     assert texts[0]
 
@@ -68,7 +69,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     for choice in whole.choices:
         assert choice.logprobs is not None
         entries = choice.logprobs.content or []
-        assert len(entries) == 8
+        assert len(entries) == NUM_TOKENS
         for entry in entries:
             # Greedy: the likeliest token is the one that was taken.
             assert entry.top_logprobs[0].token == entry.token
@@ -108,7 +109,7 @@ def test_echo_with_logprobs_as_evaluation_tools_ask_for_it(client: openai.OpenAI
 def test_several_prompts_and_a_seed(client: openai.OpenAI) -> None:
     def ask() -> list[str]:
         answer = client.completions.create(
-            prompt=["Once", "Two"], model=MODEL, max_tokens=4, seed=5, n=2
+            prompt=["Once", "Two"], model=MODEL, max_tokens=2, seed=5, n=2
         )
         return [choice.text for choice in answer.choices]
 
@@ -136,7 +137,7 @@ def test_prompt_logprobs_and_token_ids(client: openai.OpenAI) -> None:
     assert len(ids) == len(entries) == found["usage"]["prompt_tokens"]
     assert entries[0] is None
     assert all(str(token_id) in entry for token_id, entry in zip(ids[1:], entries[1:], strict=True))
-    assert len(found["choices"][0]["token_ids"]) == 8
+    assert len(found["choices"][0]["token_ids"]) == NUM_TOKENS
 
 
 def test_models_and_errors(client: openai.OpenAI, served: Served) -> None:
