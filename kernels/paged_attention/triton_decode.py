@@ -92,13 +92,13 @@ def decode_attention_kernel(
         kv_mask = t_mask[:, None] & d_mask[None, :]
         k = tl.load(k_base + at, mask=kv_mask, other=0.0)
         v = tl.load(k_base + kv_half_stride + at, mask=kv_mask, other=0.0)
-        s = tl.dot(q, k.T) * scale_log2
+        s = tl.dot(q, k.T, input_precision="ieee") * scale_log2
         s = tl.where(t_mask[None, :], s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, axis=1))
         p = tl.exp2(s - new_top[:, None])
         keep = tl.exp2(top - new_top)
         total = total * keep + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None])
+        acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
         top = new_top
     if PDL:
         gdc_launch_dependents()

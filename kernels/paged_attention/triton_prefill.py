@@ -24,7 +24,7 @@ def _tile(
     at = block * kv_block_stride + (t % BLOCK_SIZE) * HEAD_DIM
     mask = inside[:, None] & d_mask[None, :]
     k = tl.load(k_base + at[:, None], mask=mask, other=0.0)
-    s = tl.dot(q, k.T) * scale_log2
+    s = tl.dot(q, k.T, input_precision="ieee") * scale_log2
     if MASKED:
         seen = inside[None, :] & (t[None, :] <= positions[:, None])
         if WINDOW > 0:
@@ -36,7 +36,7 @@ def _tile(
     p = tl.exp2(s - base[:, None])
     keep = tl.exp2(top - base)
     v = tl.load(v_base + at[:, None], mask=mask, other=0.0)
-    acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None])
+    acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
     return new_top, total * keep + tl.sum(p, axis=1), acc
 
 
