@@ -207,11 +207,12 @@ def main() -> None:
                 answer = child.ask(batch, INPUT_TOKENS, a.output)
                 rate = batch * (a.output - 1) / answer["decode_s"]
                 found[child.name].setdefault(f"decode {batch}", []).append(rate)
+                print(f"round {number + 1}: {child.name} decode {batch}: {rate:.1f}", flush=True)
         for child in children:
             answer = child.ask(1, PREFILL_TOKENS, 1)
             rate = PREFILL_TOKENS / answer["first_s"]
             found[child.name].setdefault("prefill 1024", []).append(rate)
-        print(f"round {number + 1} of {a.rounds} done", flush=True)
+            print(f"round {number + 1}: {child.name} prefill: {rate:.0f}", flush=True)
     cases = list(found[names[0]])
     print(f"\ntok/s, medians of {a.rounds} interleaved rounds (ratio to {names[0]})")
     print(" " * 24 + "".join(case.rjust(20) for case in cases))
