@@ -5,6 +5,7 @@ program that finishes last for its row and head merges the splits, so there is n
 """
 
 import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,8 +13,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _LOG2_E = 1.4426950408889634
-# Programs of a split launch at most; half as many keep every multiprocessor of the largest cards at work.
-_TARGET_PROGRAMS = 264
+# Programs of a split launch at most; so many keep every multiprocessor of the largest cards at work.
+_MOST_PROGRAMS, _ENOUGH_PROGRAMS = 1024, 132
 _MAX_SPLITS = 32
 
 
@@ -34,13 +35,13 @@ def decode_attention_kernel(
     kv_block_stride,
     kv_half_stride,
     kv_head_stride,
+    num_splits,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -55,7 +56,7 @@ def decode_attention_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(seq_len - WINDOW, 0)
-    chunk = tl.cdiv(tl.cdiv(seq_len - first, SPLITS), BLOCK_T) * BLOCK_T
+    chunk = tl.cdiv(tl.cdiv(seq_len - first, num_splits), BLOCK_T) * BLOCK_T
     start = first + split * chunk
     end = tl.minimum(start + chunk, seq_len)
     g = tl.arange(0, 16)
@@ -107,7 +108,7 @@ def decode_attention_kernel(
         tl.store(out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=out_mask)
         return
     pair = row * NUM_KV_HEADS + kv_head
-    part = pair.to(tl.int64) * SPLITS + split
+    part = pair.to(tl.int64) * num_splits + split
     tl.store(partial_ptr + part * 16 * PADDED_DIM + g[:, None] * PADDED_DIM + d[None, :], acc)
     tl.store(stats_ptr + part * 32 + g, top)
     tl.store(stats_ptr + part * 32 + 16 + g, total)
@@ -120,7 +121,7 @@ def decode_attention_kernel(
     total = tl.zeros((16,), dtype=tl.float32)
     acc = tl.zeros((16, PADDED_DIM), dtype=tl.float32)
     for i in range(0, active):
-        part = pair.to(tl.int64) * SPLITS + i
+        part = pair.to(tl.int64) * num_splits + i
         s_top = tl.load(stats_ptr + part * 32 + g, cache_modifier=".cg")
         s_total = tl.load(stats_ptr + part * 32 + 16 + g, cache_modifier=".cg")
         s_acc = tl.load(
@@ -144,18 +145,30 @@ def _scratch(device: torch.device, dim: int) -> tuple[torch.Tensor, torch.Tensor
     themselves at the end of each launch.
     """
     return (
-        torch.empty(_TARGET_PROGRAMS * 16 * dim, device=device),
-        torch.empty(_TARGET_PROGRAMS * 32, device=device),
-        torch.zeros(_TARGET_PROGRAMS, dtype=torch.int32, device=device),
+        torch.empty(_MOST_PROGRAMS * 16 * dim, device=device),
+        torch.empty(_MOST_PROGRAMS * 32, device=device),
+        torch.zeros(_MOST_PROGRAMS, dtype=torch.int32, device=device),
     )
 
 
-def num_splits(num_rows: int, num_kv_heads: int) -> int:
-    """Splits of each sequence: enough programs for the card, the same for every length."""
+class Setting(NamedTuple):
+    """How the work is cut: tokens per step of a program, its warps, loads in flight, splits of a sequence."""
+
+    block_tokens: int
+    warps: int
+    stages: int
+    splits: int
+
+
+def best_setting(num_pairs: int) -> Setting:
+    """For so many pairs of a row and a KV head: enough programs for the card, the same for every length.
+
+    Within 5 % of the best of `benchmarks/tune_decode_attention.py` for 1 to 256 rows on an H200.
+    """
     splits = 1
-    while num_rows * num_kv_heads * splits <= _TARGET_PROGRAMS // 2 and splits < _MAX_SPLITS:
+    while num_pairs * splits <= _ENOUGH_PROGRAMS and splits < _MAX_SPLITS:
         splits *= 2
-    return splits
+    return Setting(64, 4, 2 if splits > 1 else 3, splits)
 
 
 def decode_attention(
@@ -167,14 +180,15 @@ def decode_attention(
     scale: float,
     sliding_window: int | None,
     pdl: bool = False,
+    setting: Setting | None = None,
 ) -> None:
     """Attention of rows with one token each: q and out are [num_rows, num_q_heads, head_dim]. Writes: out."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = layer_kv.shape[2]
     dim = max(16, triton.next_power_of_2(head_dim))
-    splits = num_splits(num_rows, num_kv_heads)
+    setting = setting or best_setting(num_rows * num_kv_heads)
     partial, stats, arrivals = _scratch(q.device, dim)
-    decode_attention_kernel[(num_rows, num_kv_heads, splits)](
+    decode_attention_kernel[(num_rows, num_kv_heads, setting.splits)](
         q,
         layer_kv,
         block_table,
@@ -190,16 +204,16 @@ def decode_attention(
         layer_kv.stride(0),
         layer_kv.stride(1),
         layer_kv.stride(2),
+        setting.splits,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         PADDED_DIM=dim,
         BLOCK_SIZE=layer_kv.shape[3],
-        BLOCK_T=64 if splits > 1 else 128,
-        SPLITS=splits,
+        BLOCK_T=setting.block_tokens,
         WINDOW=sliding_window or 0,
-        STAGES=2,
+        STAGES=setting.stages,
         PDL=pdl,
-        num_warps=4,
+        num_warps=setting.warps,
         **({"launch_pdl": True} if pdl else {}),
     )
