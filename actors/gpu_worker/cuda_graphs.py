@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 # A step is padded to the next of these; beyond the last they go on in steps of 64.
 _SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _LARGE_STEP: Final = 64
-# Sizes up to this one are captured before the worker is ready.
-READY_SIZE: Final = 8
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -101,22 +99,12 @@ class GraphCapturer:
         self._input_preparer = input_preparer
         self._executor = executor
         self._table = table
-        self._sizes = graph_sizes(states.max_num_seqs)
         self._pool = torch.cuda.graph_pool_handle()
 
-    @property
-    def next_size(self) -> int | None:
-        """Rows of the graph that `capture_next` would make; None: all are there."""
-        return self._sizes[0] if self._sizes else None
-
-    def capture_next(self) -> None:
-        """Captures one graph; runs its kernels once before, so that all are compiled and loaded."""
-        self._table.add(self._capture(self._sizes.pop(0)))
-
-    def capture_up_to(self, num_rows: int) -> None:
-        """Captures all graphs of up to so many rows that are missing."""
-        while self.next_size is not None and self.next_size <= num_rows:
-            self.capture_next()
+    def capture_all(self) -> None:
+        """Captures every size; runs its kernels once before, so that all are compiled and loaded."""
+        for num_rows in graph_sizes(self._states.max_num_seqs):
+            self._table.add(self._capture(num_rows))
 
     @torch.inference_mode()
     def _capture(self, num_rows: int) -> DecodeGraph:

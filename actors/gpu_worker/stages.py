@@ -74,5 +74,4 @@ class Stages:
             executor=self.executor,
             output_processor=self.output_processor,
             steps_in_flight=steps_in_flight if self.device.is_cuda else 1,
-            capturer=self.capturer,
         )

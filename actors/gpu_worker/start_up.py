@@ -6,7 +6,6 @@ from typing import Final
 
 import torch
 
-from pillion.actors.gpu_worker.cuda_graphs import READY_SIZE
 from pillion.actors.gpu_worker.device import (
     Device,
     available_cpu_threads,
@@ -94,8 +93,8 @@ def start_worker(
     warm_up(stages, limits, shape.block_size, _WARM_UP_TOKENS)
     end_phase("warm-up")
     if stages.capturer is not None:
-        stages.capturer.capture_up_to(READY_SIZE)
-        end_phase("first graphs")
+        stages.capturer.capture_all()
+        end_phase("graphs")
     geometry = _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
     return stages.worker(epoch, config.steps_in_flight), geometry
 

@@ -6,7 +6,6 @@ from typing import Final, assert_never
 
 import torch
 
-from pillion.actors.gpu_worker.cuda_graphs import GraphCapturer
 from pillion.actors.gpu_worker.input_preparer import InputPreparer, PlanRows
 from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor, PendingOutput, StepIdentity
@@ -19,8 +18,6 @@ from pillion.runtime.clock import now_ns as clock_ns
 from pillion.runtime.errors import InvariantBroken
 
 OUTPUT_RECEIVERS: Final = ("scheduler", "detokenizer")
-# Under load a capture, which takes as long as a few steps of prefill, comes no more often than this.
-STEPS_BETWEEN_CAPTURES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,6 @@ class Worker:
         executor: ModelExecutor,
         output_processor: OutputProcessor,
         steps_in_flight: int,
-        capturer: GraphCapturer | None = None,
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
@@ -66,8 +62,6 @@ class Worker:
         self._executor = executor
         self._output_processor = output_processor
         self._steps_in_flight = steps_in_flight
-        self._capturer = capturer
-        self._steps_to_capture = STEPS_BETWEEN_CAPTURES
         self._scheduler_epoch = 1
         self._plans: deque[StepPlan] = deque()
         self._plan: StepPlan | None = None
@@ -100,21 +94,7 @@ class Worker:
                 self._collect()
         elif self._launched and self._launched[0].pending.is_ready():
             self._collect()
-        self._capture_graph()
-        return now_ns if self.has_work or self._captures_more else None
-
-    @property
-    def _captures_more(self) -> bool:
-        return self._capturer is not None and self._capturer.next_size is not None
-
-    def _capture_graph(self) -> None:
-        """Captures one more graph, if any is left, when nothing else is to be done or every so many steps."""
-        if self._capturer is None or self._capturer.next_size is None:
-            return
-        self._steps_to_capture -= 1
-        if self._steps_to_capture <= 0 or not self.has_work:
-            self._capturer.capture_next()
-            self._steps_to_capture = STEPS_BETWEEN_CAPTURES
+        return now_ns if self.has_work else None
 
     @property
     def has_work(self) -> bool:
