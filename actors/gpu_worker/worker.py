@@ -88,8 +88,9 @@ class Worker:
     def tick(self, now_ns: int) -> int | None:
         """Launches a step or collects one. Returns now_ns while there is work: come back at once."""
         may_launch = len(self._launched) < self._steps_in_flight
+        started_ns = clock_ns()
         if may_launch and (granted := self._next_rows()) is not None:
-            self._launch(*granted)
+            self._launch(*granted, started_ns)
             if len(self._launched) == self._steps_in_flight:
                 self._collect()
         elif self._launched and self._launched[0].pending.is_ready():
@@ -139,18 +140,19 @@ class Worker:
         self._plan = None
         return None
 
-    def _launch(self, plan: StepPlan, rows: PlanRows) -> None:
+    def _launch(self, plan: StepPlan, rows: PlanRows, started_ns: int) -> None:
         identity = StepIdentity(self._epoch, self._next_step_id, plan.plan_id, self._executions)
         self._next_step_id += 1
         self._executions += 1
         if self._executions >= plan.repeat:
             self._plan = None
-        pending, times = self._run(rows) if len(rows) else (PendingOutput.of_nothing(), None)
+        pending, times = (
+            self._run(rows, started_ns) if len(rows) else (PendingOutput.of_nothing(), None)
+        )
         self._launched.append(_Launched(identity, pending, times))
 
-    def _run(self, rows: PlanRows) -> tuple[PendingOutput, StepTimes]:
-        """The three stages of a step."""
-        started_ns = clock_ns()
+    def _run(self, rows: PlanRows, started_ns: int) -> tuple[PendingOutput, StepTimes]:
+        """The three stages of a step; preparation counts from when its plan was taken."""
         inputs = self._input_preparer.prepare(rows)
         prepared_ns = clock_ns()
         output = self._executor.execute(inputs)
