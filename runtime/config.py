@@ -144,10 +144,20 @@ def make_config(fields: dict[str, Any], file: Path | None = None) -> EngineConfi
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
     merged.update({name: value for name, value in fields.items() if value is not None})
+    if "model" not in merged:
+        raise ConfigError("model is missing: name a directory, a .gguf file, a hub id or smollm2")
+    names = {field.name for field in msgspec.structs.fields(EngineConfig)}
+    for name in merged.keys() - names:
+        import difflib  # only a mistake needs it
+
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{name} is not a setting{hint}")
     try:
         return msgspec.convert(merged, EngineConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from error
+        where = f"{file}: " if file is not None else ""
+        raise ConfigError(f"{where}{error}") from error
 
 
 def _positive(name: str, value: int | None) -> None:

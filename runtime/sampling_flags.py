@@ -10,6 +10,9 @@ import msgspec
 from pillion.messages.sampling import SamplingParams
 from pillion.runtime.errors import InvalidRequest
 
+# What the commands take unless told otherwise: people read their answers, and 1 makes small models ramble.
+DEFAULT_TEMPERATURE: Final = 0.7
+
 # A command that prints text needs text.
 _NOT_FLAGS: Final = frozenset({"detokenize"})
 

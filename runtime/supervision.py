@@ -67,8 +67,12 @@ class Child:
 
     def how_it_ended(self) -> str:
         """Actor, pid, signal or exit code, and what the actor itself said, in one line."""
-        text = f"{self.name} (pid {self.pid}) {self._exit()}"
-        return f"{text}: {self.failure.message}" if self.failure is not None else text
+        exit_text = self._exit()
+        if self.failure is None:
+            return f"{self.name} (pid {self.pid}) {exit_text}"
+        if self.process.returncode == -signal.SIGKILL:
+            exit_text = "failed"  # it had given its reason, and then we ended it
+        return f"{self.name} (pid {self.pid}) {exit_text}: {self.failure.message}"
 
     def _exit(self) -> str:
         status = self.process.returncode

@@ -137,4 +137,6 @@ class Exchange:
 
 
 def _too_large() -> HttpError:
-    return HttpError(413, f"a body may have {MAX_BODY_BYTES} bytes", code="request_too_large")
+    return HttpError(
+        413, f"a body may have at most {MAX_BODY_BYTES} bytes", code="request_too_large"
+    )

@@ -13,6 +13,7 @@ from pillion.runtime.client import Client
 from pillion.runtime.commands.generate import add_daemon_choice, connect
 from pillion.runtime.errors import InvalidRequest, PillionError, RequestError
 from pillion.runtime.sampling_flags import (
+    DEFAULT_TEMPERATURE,
     add_sampling_flags,
     make_sampling_params,
     parse_setting,
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whom to talk to, and one flag for each sampling parameter."""
     add_daemon_choice(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_sampling_flags(parser, max_tokens=0)
+    add_sampling_flags(parser, max_tokens=0, temperature=DEFAULT_TEMPERATURE)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,11 @@ from pillion.runtime.client import Client
 from pillion.runtime.client_requests import RequestOptions
 from pillion.runtime.errors import InvalidRequest
 from pillion.runtime.request_stream import RequestStream
-from pillion.runtime.sampling_flags import add_sampling_flags, sampling_params_of
+from pillion.runtime.sampling_flags import (
+    DEFAULT_TEMPERATURE,
+    add_sampling_flags,
+    sampling_params_of,
+)
 
 DEFAULT_MAX_TOKENS: Final = 256
 
@@ -29,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print the whole output as JSON at its end"
     )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end the answer then")
-    add_sampling_flags(parser, max_tokens=DEFAULT_MAX_TOKENS)
+    add_sampling_flags(parser, max_tokens=DEFAULT_MAX_TOKENS, temperature=DEFAULT_TEMPERATURE)
 
 
 def add_daemon_choice(parser: argparse.ArgumentParser) -> None:
