@@ -163,12 +163,12 @@ class Setting(NamedTuple):
 def best_setting(num_pairs: int) -> Setting:
     """For so many pairs of a row and a KV head: enough programs for the card, the same for every length.
 
-    Within 5 % of the best of `benchmarks/tune_decode_attention.py` for 1 to 256 rows on an H200.
+    Near the best of `benchmarks/tune_decode_attention.py` on an H200, and what docs/benchmarks.md was measured with.
     """
     splits = 1
     while num_pairs * splits <= _ENOUGH_PROGRAMS and splits < _MAX_SPLITS:
         splits *= 2
-    return Setting(64, 4, 2 if splits > 1 else 3, splits)
+    return Setting(64 if splits > 1 else 128, 4, 2, splits)
 
 
 def decode_attention(
@@ -186,7 +186,12 @@ def decode_attention(
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = layer_kv.shape[2]
     dim = max(16, triton.next_power_of_2(head_dim))
-    setting = setting or best_setting(num_rows * num_kv_heads)
+    num_pairs = num_rows * num_kv_heads
+    setting = setting or best_setting(num_pairs)
+    if setting.splits > 1 and num_pairs * setting.splits > _MOST_PROGRAMS:
+        raise ValueError(
+            f"{num_pairs} pairs in {setting.splits} splits; at most {_MOST_PROGRAMS} programs"
+        )
     partial, stats, arrivals = _scratch(q.device, dim)
     decode_attention_kernel[(num_rows, num_kv_heads, setting.splits)](
         q,
