@@ -20,6 +20,8 @@ class ActorFailed(RingMessage, frozen=True):
     epoch: int
     message: str  # one line
     details: str  # a traceback
+    # False: a request's doing (its step broke the device), so the restart that follows is not counted.
+    spends_budget: bool = True
 
 
 class ActorStats(RingMessage, frozen=True):

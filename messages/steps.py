@@ -14,6 +14,8 @@ How a worker treats plans:
 - A row that the device has finished, or that has no block for its next token, is masked: it computes
   nothing that counts, writes nothing, and does not appear in the StepOutput.
 - Blocks of a released slot may be reused once the plan that released it has been answered.
+- A step that fails is answered with a StepFailure in place of rows. The worker has then emptied its table, and
+  drops every plan until one that is `fresh`: those that were on their way built on the step that failed.
 """
 
 import msgspec
@@ -53,6 +55,8 @@ class StepPlan(RingMessage, frozen=True):
     append_blocks: bytes = b""
     new_sequences: list[NewSequence] = []
     released_slots: bytes = b""
+    # It begins with an empty table: the first plan of a scheduler's life, and after a step that failed.
+    fresh: bool = False
 
 
 class SampledLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -86,6 +90,14 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_decode_tokens: int
 
 
+class StepFailure(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Why a step gave nothing: none of its tokens counts, and what it wrote to the KV cache must not be read."""
+
+    message: str  # one line: what happened
+    sequence_ids: bytes  # [m] int64, the rows of the step
+    device_lost: bool = False  # the worker ends, and its memory with it
+
+
 class StepOutput(RingMessage, frozen=True):
     """The tokens of one step. Rank 0 sends the same bytes to the scheduler and to every text edge.
 
@@ -107,3 +119,4 @@ class StepOutput(RingMessage, frozen=True):
     prompt_logprobs: list[PromptLogprobs] = []
     times: StepTimes | None = None
     errors: dict[int, str] = {}  # row index -> why it failed, for rows with FINISH_ERROR
+    failure: StepFailure | None = None  # the whole step failed, and there are no rows
