@@ -145,7 +145,7 @@ class DaemonStatus(EdgeMessage, frozen=True):
     version: str
     name: str
     pid: int
-    state: str  # "starting", "ready", "draining", "stopping", "failed"
+    state: str  # "starting", "ready", "recovering", "draining", "stopping", "failed"
     model: str
     uptime_s: float
     ready_after_s: float | None

@@ -1,6 +1,9 @@
 """What each inbox takes: one tagged union per receiver, matched exhaustively."""
 
+from typing import Final
+
 from pillion.messages import blocks, control, requests, steps, text
+from pillion.messages.base import RingMessage
 
 SchedulerInbox = (
     requests.NewRequest
@@ -56,6 +59,38 @@ LauncherInbox = (
     | control.EngineGeometry
     | control.Drained
 )
+
+# Whose epoch a message carries. The geometry is the worker's word, though the launcher passes it on.
+_SPEAKERS: Final[dict[type[RingMessage], str]] = {
+    steps.StepOutput: "gpu_worker",
+    control.EngineGeometry: "gpu_worker",
+    steps.StepPlan: "scheduler",
+    blocks.FindPrefix: "scheduler",
+    blocks.LeaseRequest: "scheduler",
+    blocks.ReturnLease: "scheduler",
+    blocks.CommitBlocks: "scheduler",
+    blocks.ReleaseBlocks: "scheduler",
+    requests.RequestRejected: "scheduler",
+    requests.RequestClosed: "scheduler",
+    requests.RequestScheduled: "scheduler",
+    blocks.PrefixFound: "kv_manager",
+    blocks.BlockLease: "kv_manager",
+    blocks.RecallLease: "kv_manager",
+    requests.NewRequest: "detokenizer",
+    requests.AbortRequest: "detokenizer",
+}
+
+
+def life_in(message: RingMessage) -> tuple[str, int] | None:
+    """The actor and its epoch of which a message between actors gives word; None if of none.
+
+    An epoch that is newer than known is the first sign of that actor's new life.
+    """
+    if isinstance(message, control.PeerRestarted):
+        return message.actor, message.epoch
+    speaker = _SPEAKERS.get(type(message))
+    return None if speaker is None else (speaker, message.epoch)  # type: ignore[attr-defined]
+
 
 ClientToDaemon = (
     text.Hello

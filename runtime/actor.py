@@ -3,19 +3,22 @@
 import logging
 import os
 import traceback
+from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from pillion.messages.base import RingMessage
 from pillion.messages.control import ActorFailed, ActorReady
+from pillion.messages.inboxes import life_in
 from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import now_ns
 from pillion.runtime.process import ActorContext
 from pillion.runtime.stats import StatsReporter
 
-T = TypeVar("T")
+T = TypeVar("T", bound=RingMessage)
 In = TypeVar("In", contravariant=True)
+Out = TypeVar("Out", covariant=True)
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +42,13 @@ class Core(Protocol[In]):
         """Work after all messages that were there. Returns when to be called next; None: after a message."""
 
 
-class Source(Protocol[T]):
+class Source(Protocol[Out]):
     """Where messages come from: channels.Inbox or memory_channels.MemoryInbox."""
 
-    def receive(self, timeout_ns: int | None) -> T | None:
+    def receive(self, timeout_ns: int | None) -> Out | None:
         """The next message, or None after the timeout."""
 
-    def drain(self) -> list[T]:
+    def drain(self) -> Sequence[Out]:
         """All messages that are there."""
 
 
@@ -54,6 +57,12 @@ class Sink(Protocol):
 
     def send_bytes(self, destination: str, data: bytes) -> None:
         """Queues an encoded message."""
+
+    def is_newer(self, actor: str, epoch: int) -> bool:
+        """Whether this is a later life of the actor than the one that messages go to."""
+
+    def follow(self, actor: str, epoch: int) -> None:
+        """From now on messages go to this life of the actor."""
 
 
 class ActorLoop(Generic[T]):
@@ -84,9 +93,9 @@ class ActorLoop(Generic[T]):
         """One turn: every message that is there, one tick, everything out. Returns the next deadline."""
         core = self._core
         if first is not None:
-            core.on_message(first, now)
+            self._take(first, now)
         for message in self._inbox.drain():
-            core.on_message(message, now)
+            self._take(message, now)
         deadline_ns = core.tick(now)
         self._send()
         if self._stats is None:
@@ -97,6 +106,13 @@ class ActorLoop(Generic[T]):
         if deadline_ns is None or again_ns is None:
             return again_ns if deadline_ns is None else deadline_ns
         return min(deadline_ns, again_ns)
+
+    def _take(self, message: T, now: int) -> None:
+        life = life_in(message)
+        if life is not None and self._post.is_newer(*life):
+            self._send()  # what the core has said so far was meant for the life before
+            self._post.follow(*life)
+        self._core.on_message(message, now)
 
     def _send(self) -> None:
         """Sends what the core left. A message for several actors in a row is encoded once."""
@@ -116,8 +132,9 @@ def run_actor(context: ActorContext, core: Core[Any], inbox_union: Any) -> int:
     Returns the exit status: 0, or 1 after an exception, which is logged and sent as ActorFailed.
     """
     try:
-        inbox: Inbox[Any] = Inbox.bind(context.run_dir.inbox(context.name), inbox_union)
-        post = Post(context.run_dir)
+        address = context.run_dir.inbox(context.name, context.epoch)
+        inbox: Inbox[Any] = Inbox.bind(address, inbox_union)
+        post = Post(context.run_dir, context.peer_epochs)
         try:
             post.send("launcher", actor_ready(context))
             stats = StatsReporter(context.name, context.epoch, core)

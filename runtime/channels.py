@@ -6,6 +6,7 @@ flight is bounded by the protocol, so a send never blocks.
 
 import atexit
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -123,12 +124,18 @@ class Outbox:
         """No more messages. Queued ones are still sent, for at most LINGER_MS after the process's end."""
         self._socket.close()
 
+    def abandon(self) -> None:
+        """No more messages, and nobody is left to read the queued ones."""
+        self._socket.close(linger=0)
+
 
 class Post:
-    """Outboxes by actor name, connected on first use."""
+    """Outboxes by actor name, connected on first use to the actor's current life."""
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, epochs: Mapping[str, int] | None = None) -> None:
+        """`epochs` has the actors whose current life is not their first."""
         self._run_dir = run_dir
+        self._epochs = dict(epochs or {})
         self._encoder = msgspec.msgpack.Encoder()
         self._outboxes: dict[str, Outbox] = {}
 
@@ -140,9 +147,21 @@ class Post:
         """Queues a message that is encoded already; never blocks."""
         outbox = self._outboxes.get(destination)
         if outbox is None:
-            outbox = Outbox.connect(self._run_dir.inbox(destination))
+            epoch = self._epochs.get(destination, 1)
+            outbox = Outbox.connect(self._run_dir.inbox(destination, epoch))
             self._outboxes[destination] = outbox
         outbox.send_bytes(data)
+
+    def is_newer(self, actor: str, epoch: int) -> bool:
+        """Whether this is a later life of the actor than the one that messages go to."""
+        return epoch > self._epochs.get(actor, 1)
+
+    def follow(self, actor: str, epoch: int) -> None:
+        """From now on messages go to this life of the actor. What an earlier one has not taken is lost."""
+        self._epochs[actor] = epoch
+        outbox = self._outboxes.pop(actor, None)
+        if outbox is not None:
+            outbox.abandon()
 
     def close(self) -> None:
         """Closes every outbox."""

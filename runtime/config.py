@@ -71,6 +71,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout_s: Annotated[
         float, Meta(description="seconds after which a start that is not ready fails")
     ] = 600.0
+    max_restarts: Annotated[
+        int, Meta(description="restarts of an actor within restart_period_s before the daemon ends")
+    ] = 5
+    restart_period_s: Annotated[
+        float, Meta(description="seconds for which a restart counts against max_restarts")
+    ] = 60.0
     seed: Annotated[int, Meta(description="base of the seeds of requests that bring none")] = 0
     http: Annotated[
         str | None,
@@ -110,6 +116,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.drain_s < 0 or self.start_timeout_s <= 0:
             raise ConfigError("drain_s must be at least 0 and start_timeout_s above 0")
+        if self.max_restarts < 0 or self.restart_period_s <= 0:
+            raise ConfigError("max_restarts must be at least 0 and restart_period_s above 0")
         if self.http is not None:
             parse_http_address(self.http)
         if self.api_key == "":

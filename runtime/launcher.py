@@ -17,6 +17,7 @@ from pillion.runtime.control_socket import ControlServer
 from pillion.runtime.errors import PillionError
 from pillion.runtime.launch_report import LaunchReport
 from pillion.runtime.paths import RunDir
+from pillion.runtime.restart_budget import RestartBudget
 from pillion.runtime.status_board import StatusBoard
 from pillion.runtime.supervision import ActorSpec, Child, Supervisor
 
@@ -28,6 +29,7 @@ SHUTDOWN_GRACE_S: Final = 2.0
 STOP_NOW_GRACE_S: Final = 0.5
 FAILURE_GRACE_S: Final = 1.0
 KILL_DEADLINE_S: Final = 2.0
+DRAINING: Final = ("detokenizer", "scheduler", "gateway")  # who is told of a drain
 LAST_WORD_S: Final = 0.1  # between an actor's exit and the arrival of its ActorFailed
 
 
@@ -74,6 +76,8 @@ class Launcher:
         self._ending = False
         self._drained = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._budget = RestartBudget(config.max_restarts, config.restart_period_s)
+        self._drain_message: control.Drain | None = None
 
     async def run(self, lifetime_fd: int | None = None) -> int:
         """Runs the daemon to its end. Returns the exit status: 0 if it was stopped, 1 if it failed.
@@ -83,7 +87,8 @@ class Launcher:
         try:
             await self._open(lifetime_fd)
             ending = await self._endings.get()
-            if isinstance(ending, Stop) and self._board.state == "ready" and ending.drain_s > 0:
+            served = self._board.state in ("ready", "recovering")
+            if isinstance(ending, Stop) and served and ending.drain_s > 0:
                 ending = await self._drain(ending)
             if isinstance(ending, Failure):
                 return await self._fail(ending)
@@ -149,6 +154,8 @@ class Launcher:
         level = logging.INFO if ending or child.state == "exited" else logging.WARNING
         logger.log(level, "%s", child.how_it_ended())
         if not ending:
+            if self._board.state == "ready":
+                self._board.state = "recovering"
             task = asyncio.get_running_loop().create_task(self._note_death(child))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -159,7 +166,65 @@ class Launcher:
         if child.failure is None and child.process.returncode == 1:
             await asyncio.sleep(LAST_WORD_S)
             self._read_inbox()
-        self._end(Failure(child))
+        if self._board.state == "starting":
+            self._end(Failure(child))  # what cannot start once would not start the next time
+        elif self._board.state not in ("stopping", "failed"):
+            await self._recover(child)
+
+    # What a death leads to.
+
+    async def _recover(self, dead: Child) -> None:
+        """Starts the next life of an actor, and of those that cannot outlive it, if the budget allows it."""
+        if self._supervisor.children[dead.name] is not dead:
+            return  # it went along with another one
+        cause = self._budget.spend(dead.name, dead.how_it_ended(), now_ns())
+        if cause is not None:
+            self._end(Failure(cause))
+            return
+        names = self._supervisor.with_dependents(dead.name)
+        old = [self._supervisor.children[name] for name in names]
+        self._supervisor.kill(old)
+        lost = await self._supervisor.wait_gone(old, KILL_DEADLINE_S)
+        if lost:
+            self._end(Failure(_unkillable(lost)))
+        elif self._board.state not in ("stopping", "failed"):
+            for name in names:
+                self._restart(name)
+
+    def _restart(self, name: str) -> None:
+        self._run_dir.inbox(name, self._supervisor.children[name].epoch).unlink(missing_ok=True)
+        try:
+            child = self._supervisor.restart(name)
+        except OSError as error:
+            self._end(Failure(f"cannot start {name} again: {error}"))
+            return
+        logger.info("%s is started again as pid %d, life %d", name, child.pid, child.epoch)
+        self._post.follow(name, child.epoch)
+        limit_s = self._config.start_timeout_s
+        asyncio.get_running_loop().call_later(limit_s, self._on_restart_timeout, child)
+
+    def _on_restart_timeout(self, child: Child) -> None:
+        if child.alive and child.state == "starting":
+            logger.error("%s (pid %d) has not started in time: killed", child.name, child.pid)
+            self._supervisor.kill([child])
+
+    def _on_life_begun(self, child: Child) -> None:
+        """A later life of an actor is ready: the others hear of it, and it hears what they know."""
+        restarted = control.PeerRestarted(actor=child.name, epoch=child.epoch)
+        others = (name for name in self._supervisor.children if name != child.name)
+        self._send(restarted, *others)
+        if self._drain_message is not None and child.name in DRAINING:
+            self._send(self._drain_message, child.name)
+
+    def _tell_geometry(self) -> None:
+        """Whoever has not heard of it yet gets the sizes of the worker that lives now."""
+        geometry = self._board.geometry
+        if geometry is None or not self._is_alive("gpu_worker", geometry.epoch):
+            return
+        for child in self._supervisor.children.values():
+            if child.name != "gpu_worker" and child.geometry_epoch != geometry.epoch:
+                child.geometry_epoch = geometry.epoch
+                self._send(geometry, child.name)
 
     # What the actors say.
 
@@ -173,25 +238,39 @@ class Launcher:
             case control.ActorReady():
                 self._on_actor_ready(message)
             case control.ActorFailed():
-                child = self._child(message.actor)
-                if child.failure is None:
-                    child.failure = message
-                    self._end(Failure(child))
+                self._on_actor_failed(message)
             case control.ActorStats():
                 self._board.note_stats(message)
             case control.StartPhase():
                 self._board.note_phase(message)
                 logger.info("%s: %s %.0f ms", message.actor, message.phase, message.duration_ms)
             case control.EngineGeometry():
-                self._board.geometry = message
-                self._send(message, "detokenizer", "scheduler", "kv_manager", "gateway")
-                self._check_ready()
+                if self._is_alive("gpu_worker", message.epoch):
+                    self._board.geometry = message
+                    self._tell_geometry()
+                    self._check_ready()
             case control.Drained():
-                self._drained.set()
+                # Only the text edge knows every open request.
+                if self._is_alive("detokenizer", message.epoch) and message.actor == "detokenizer":
+                    self._drained.set()
             case _:
                 assert_never(message)
 
+    def _on_actor_failed(self, message: control.ActorFailed) -> None:
+        """An actor that has said so is about to exit; one that does not is helped."""
+        child = self._child(message.actor)
+        if child.epoch != message.epoch or child.failure is not None:
+            return
+        child.failure = message
+        if self._board.state == "starting":
+            self._end(Failure(child))
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(FAILURE_GRACE_S, self._supervisor.kill, [child])
+
     def _on_actor_ready(self, message: control.ActorReady) -> None:
+        if not self._is_alive(message.actor, message.epoch):
+            return
         child = self._child(message.actor)
         child.state = "running"
         duration_ms = (now_ns() - child.started_ns) / NS_PER_MS
@@ -201,18 +280,32 @@ class Launcher:
             )
         )
         logger.info("%s (pid %d) is ready after %.0f ms", child.name, child.pid, duration_ms)
+        if child.epoch > 1:
+            self._on_life_begun(child)
+        self._tell_geometry()
         self._check_ready()
 
     def _check_ready(self) -> None:
-        children = self._supervisor.children.values()
+        """Ready: all live, and the worker has run a step in this life, as it does before it tells its sizes."""
+        geometry, children = self._board.geometry, self._supervisor.children
         if (
-            self._board.state == "starting"
-            and self._board.geometry is not None
-            and all(child.state == "running" for child in children)
+            self._board.state in ("starting", "recovering")
+            and geometry is not None
+            and self._is_alive("gpu_worker", geometry.epoch)
+            and all(child.state == "running" for child in children.values())
         ):
+            first = self._board.state == "starting"
             self._board.note_ready()
-            logger.info("ready after %.2f s", self._board.ready_after_s)
-            self._report.ready()
+            if first:
+                logger.info("ready after %.2f s", self._board.ready_after_s)
+                self._report.ready()
+            else:
+                logger.info("ready again")
+
+    def _is_alive(self, actor: str, epoch: int) -> bool:
+        """Whether this life of the actor has not ended."""
+        child = self._child(actor)
+        return child.epoch == epoch and child.alive
 
     def _child(self, actor: str) -> Child:
         child = self._supervisor.children.get(actor)
@@ -249,7 +342,8 @@ class Launcher:
         self._board.state = "draining"
         logger.info("%s: draining for at most %g s", stop.reason, stop.drain_s)
         deadline_ns = now_ns() + int(stop.drain_s * NS_PER_S)
-        self._send(control.Drain(deadline_ns=deadline_ns), "detokenizer", "scheduler", "gateway")
+        self._drain_message = control.Drain(deadline_ns=deadline_ns)
+        self._send(self._drain_message, *DRAINING)
         interruption = await self._unless_interrupted(
             self._drained.wait(), stop.drain_s + DRAIN_SLACK_S
         )
@@ -323,7 +417,9 @@ class Launcher:
         living = self._supervisor.stopping_order()
         self._supervisor.kill(living)
         lost = await self._supervisor.wait_gone(living, KILL_DEADLINE_S)
-        if not lost:
-            return ""
-        names = ", ".join(f"{child.name} (pid {child.pid})" for child in lost)
-        return f"SIGKILL has not ended {names} within {KILL_DEADLINE_S:g} s; its device may be lost"
+        return _unkillable(lost) if lost else ""
+
+
+def _unkillable(children: list[Child]) -> str:
+    names = ", ".join(f"{child.name} (pid {child.pid})" for child in children)
+    return f"SIGKILL has not ended {names} within {KILL_DEADLINE_S:g} s; its device may be lost"

@@ -4,6 +4,7 @@ Messages still pass through the codec, so that what works here works on the wire
 """
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -15,18 +16,18 @@ T = TypeVar("T")
 
 
 class MemoryRing:
-    """Every inbox of an engine, by actor name. Messages to a name wait until its inbox is bound."""
+    """Every inbox of an engine, by actor name and life. Messages wait until the inbox is bound."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, deque[bytes]] = {}
+        self._queues: dict[tuple[str, int], deque[bytes]] = {}
 
-    def queue(self, actor: str) -> deque[bytes]:
-        """The frames that wait at this actor."""
-        return self._queues.setdefault(actor, deque())
+    def queue(self, actor: str, epoch: int = 1) -> deque[bytes]:
+        """The frames that wait at this life of an actor."""
+        return self._queues.setdefault((actor, epoch), deque())
 
-    def bind(self, actor: str, union: Any) -> "MemoryInbox[Any]":
-        """The inbox of an actor."""
-        return MemoryInbox(self.queue(actor), Codec(union))
+    def bind(self, actor: str, union: Any, epoch: int = 1) -> "MemoryInbox[Any]":
+        """The inbox of one life of an actor."""
+        return MemoryInbox(self.queue(actor, epoch), Codec(union))
 
 
 class MemoryInbox(Generic[T]):
@@ -54,8 +55,9 @@ class MemoryInbox(Generic[T]):
 class MemoryPost:
     """The twin of channels.Post."""
 
-    def __init__(self, ring: MemoryRing) -> None:
+    def __init__(self, ring: MemoryRing, epochs: Mapping[str, int] | None = None) -> None:
         self._ring = ring
+        self._epochs = dict(epochs or {})
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, destination: str, message: RingMessage) -> None:
@@ -64,7 +66,15 @@ class MemoryPost:
 
     def send_bytes(self, destination: str, data: bytes) -> None:
         """Queues a message that is encoded already."""
-        self._ring.queue(destination).append(data)
+        self._ring.queue(destination, self._epochs.get(destination, 1)).append(data)
+
+    def is_newer(self, actor: str, epoch: int) -> bool:
+        """Whether this is a later life of the actor than the one that messages go to."""
+        return epoch > self._epochs.get(actor, 1)
+
+    def follow(self, actor: str, epoch: int) -> None:
+        """From now on messages go to this life of the actor."""
+        self._epochs[actor] = epoch
 
     def close(self) -> None:
         """Nothing to do: what was sent has arrived."""

@@ -32,9 +32,9 @@ class RunDir:
         """The word on an actor's command line that says to which daemon it belongs."""
         return f"--run-dir={self.root}"
 
-    def inbox(self, actor: str) -> Path:
-        """The ring socket that this actor binds."""
-        return self.root / f"{actor}.ipc"
+    def inbox(self, actor: str, epoch: int = 1) -> Path:
+        """The ring socket of one life of an actor: what was sent to an earlier life never reaches this one."""
+        return self.root / f"{actor}.{epoch}.ipc"
 
     @property
     def client_socket(self) -> Path:
@@ -67,7 +67,7 @@ class RunDir:
         Raises ConfigError if a socket name would not fit or the directory belongs to someone else.
         """
         longest = max(
-            self.inbox("gpu_worker999"), self.control_socket, key=lambda path: len(str(path))
+            self.inbox("gpu_worker999", 99999), self.control_socket, key=lambda path: len(str(path))
         )
         check_socket_path(longest)
         if self.root.parent == _shared_fallback():

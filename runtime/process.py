@@ -8,11 +8,13 @@ import signal
 import sys
 import sysconfig
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Final
+
+import msgspec
 
 import pillion
 from pillion.runtime.config import EngineConfig, from_json
@@ -30,15 +32,23 @@ class ActorContext:
     epoch: int  # 1 for the first life, one more for each restart
     config: EngineConfig
     run_dir: RunDir
+    peer_epochs: Mapping[str, int] = field(default_factory=dict)  # of those not in their first life
 
 
-def actor_arguments(run_dir: RunDir, epoch: int, lifetime_fd: int, lock_fd: int) -> list[str]:
+def actor_arguments(
+    run_dir: RunDir,
+    epoch: int,
+    lifetime_fd: int,
+    lock_fd: int,
+    peer_epochs: Mapping[str, int] | None = None,
+) -> list[str]:
     """The arguments that `enter` reads; both descriptors must be inherited under these numbers."""
     return [
         run_dir.argument,
         f"--epoch={epoch}",
         f"--lifetime-fd={lifetime_fd}",
         f"--lock-fd={lock_fd}",
+        f"--peer-epochs={msgspec.json.encode(peer_epochs or {}).decode()}",
     ]
 
 
@@ -64,6 +74,7 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
     parser.add_argument("--epoch", type=int, required=True)
     parser.add_argument("--lifetime-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, required=True)
+    parser.add_argument("--peer-epochs", required=True)
     options = parser.parse_args(argv)
     # Grandchildren must not keep the daemon's lock or hide its end.
     os.set_inheritable(options.lifetime_fd, False)
@@ -79,6 +90,7 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
         epoch=options.epoch,
         config=from_json(run_dir.config.read_bytes()),
         run_dir=run_dir,
+        peer_epochs=msgspec.json.decode(options.peer_epochs, type=dict[str, int]),
     )
     _report_uncaught(context)
     return context

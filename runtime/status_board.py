@@ -16,7 +16,7 @@ from pillion.runtime.config import EngineConfig
 from pillion.runtime.proc_files import age_s, cpu_seconds, rss_bytes
 from pillion.runtime.supervision import Child
 
-DaemonState = Literal["starting", "ready", "draining", "stopping", "failed"]
+DaemonState = Literal["starting", "ready", "recovering", "draining", "stopping", "failed"]
 
 
 class StatusBoard:
@@ -40,9 +40,10 @@ class StatusBoard:
         self._phases.append((phase.actor, phase.phase, phase.duration_ms))
 
     def note_ready(self) -> None:
-        """The first moment at which everything can be served."""
+        """Everything can be served, for the first time or again."""
         self.state = "ready"
-        self.ready_after_s = age_s(os.getpid())
+        if self.ready_after_s is None:
+            self.ready_after_s = age_s(os.getpid())
 
     def status(self, children: Iterable[Child]) -> DaemonStatus:
         """Everything that `pillion status` shows."""

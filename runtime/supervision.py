@@ -27,6 +27,9 @@ class ActorSpec:
 
     name: str
     command: tuple[str, ...]  # followed by the arguments of runtime/process.py
+    takes_along: tuple[
+        str, ...
+    ] = ()  # the actors whose lives make no sense after the end of this one's
 
 
 def module_spec(name: str) -> ActorSpec:
@@ -56,6 +59,7 @@ class Child:
         self.started_ns = now_ns()
         self.state: ChildState = "starting"
         self.failure: ActorFailed | None = None
+        self.geometry_epoch = 0  # of the EngineGeometry that it was told last
         self.gone = asyncio.Event()
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
@@ -111,8 +115,23 @@ class Supervisor:
         for spec in self._specs:
             self._start_child(spec, epoch=1)
 
-    def _start_child(self, spec: ActorSpec, epoch: int) -> None:
-        arguments = actor_arguments(self._run_dir, epoch, self._lifetime_fd, self._lock_fd)
+    def restart(self, name: str) -> Child:
+        """Starts the next life of an actor that is gone. Raises OSError if its command cannot be run."""
+        (spec,) = (spec for spec in self._specs if spec.name == name)
+        return self._start_child(spec, self.children[name].epoch + 1)
+
+    def with_dependents(self, name: str) -> list[str]:
+        """An actor and those whose lives end with its own, in the order in which they start."""
+        found = {name}
+        for _ in self._specs:
+            found |= {
+                other for spec in self._specs if spec.name in found for other in spec.takes_along
+            }
+        return [spec.name for spec in self._specs if spec.name in found]
+
+    def _start_child(self, spec: ActorSpec, epoch: int) -> Child:
+        peers = {peer.name: peer.epoch for peer in self.children.values() if peer.epoch > 1}
+        arguments = actor_arguments(self._run_dir, epoch, self._lifetime_fd, self._lock_fd, peers)
         process = subprocess.Popen(
             [*spec.command, *arguments],
             stdin=subprocess.DEVNULL,
@@ -123,6 +142,7 @@ class Supervisor:
         child = Child(spec.name, epoch, process)
         self.children[spec.name] = child
         asyncio.get_running_loop().add_reader(child.pidfd, self._on_pidfd, child)
+        return child
 
     def _on_pidfd(self, child: Child) -> None:
         asyncio.get_running_loop().remove_reader(child.pidfd)

@@ -14,7 +14,7 @@ from pillion.actors.detokenizer.prompt_jobs import PromptJob
 from pillion.actors.detokenizer.text_edge import TextEdge
 from pillion.actors.detokenizer.text_model import TextModel, load_text_model
 from pillion.messages.control import EngineFailed, StartPhase
-from pillion.messages.inboxes import DetokenizerInbox
+from pillion.messages.inboxes import DetokenizerInbox, life_in
 from pillion.runtime.actor import actor_ready
 from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
@@ -31,8 +31,9 @@ class EdgeLoop:
         self._context = context
         self._edge = TextEdge(context.epoch, context.config, pillion.__version__)
         self._loop = asyncio.get_running_loop()
-        self._inbox: Inbox[Any] = Inbox.bind(context.run_dir.inbox(context.name), DetokenizerInbox)
-        self._post = Post(context.run_dir)
+        address = context.run_dir.inbox(context.name, context.epoch)
+        self._inbox: Inbox[Any] = Inbox.bind(address, DetokenizerInbox)
+        self._post = Post(context.run_dir, context.peer_epochs)
         self._stats = StatsReporter(context.name, context.epoch, self._edge)
         self._server = ClientServer(self._edge, self._wake)
         self._threads = JobThreads(self._loop, self._guarded(self._on_job_done))
@@ -110,6 +111,10 @@ class EdgeLoop:
     def _on_ring(self) -> None:
         now = now_ns()
         for message in self._inbox.drain():
+            life = life_in(message)
+            if life is not None and self._post.is_newer(*life):
+                self._send()  # what the edge has said so far was meant for the life before
+                self._post.follow(*life)
             self._edge.on_message(message, now)
         self._turn()
 
@@ -128,9 +133,7 @@ class EdgeLoop:
         self._turn_is_due = False
         now = now_ns()
         deadline_ns = edge.tick(now)
-        for destination, message in edge.outgoing:
-            self._post.send(destination, message)
-        edge.outgoing.clear()
+        self._send()
         self._server.send(edge.sessions.replies)
         edge.sessions.replies.clear()
         self._server.hang_up(edge.sessions.hang_ups)
@@ -146,6 +149,11 @@ class EdgeLoop:
         self._set_timer(deadline_ns, now)
         if edge.finished and not self._ended.done():
             self._ended.set_result(None)
+
+    def _send(self) -> None:
+        for destination, message in self._edge.outgoing:
+            self._post.send(destination, message)
+        self._edge.outgoing.clear()
 
     def _set_timer(self, deadline_ns: int | None, now: int) -> None:
         if self._timer is not None:

@@ -23,12 +23,12 @@ GONE_DEADLINE_S = 5.0
 class Daemon:
     """`pillion serve` in the foreground, as a person starts it."""
 
-    def __init__(self, model: Path, root: Path) -> None:
+    def __init__(self, model: Path, root: Path, *arguments: str) -> None:
         self.directory = root / "ending"
         command = [sys.executable, "-P", "-m", "pillion", "serve", str(model), "--name", "ending"]
         command += ["--cpu-threads", "1", "--kv-cache-bytes", str(64 << 20)]
         self.process = subprocess.Popen(
-            [*command, "--max-model-len", "1024"],
+            [*command, "--max-model-len", "1024", *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PILLION_RUNTIME_DIR": str(root)},
@@ -78,11 +78,14 @@ class Daemon:
 
 
 @pytest.fixture
-def daemon(
-    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Daemon:
+def root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path_factory.mktemp("r")
     monkeypatch.setenv("PILLION_RUNTIME_DIR", str(root))
+    return root
+
+
+@pytest.fixture
+def daemon(smollm2_path: Path, root: Path) -> Daemon:
     return Daemon(smollm2_path, root)
 
 
@@ -132,7 +135,10 @@ def test_kill_under_load_and_start_again(daemon: Daemon, smollm2_path: Path) -> 
     again.nothing_is_left()
 
 
-def test_a_killed_worker_ends_the_daemon_with_its_cause(daemon: Daemon) -> None:
+def test_without_restarts_a_killed_worker_ends_the_daemon_with_its_cause(
+    smollm2_path: Path, root: Path
+) -> None:
+    daemon = Daemon(smollm2_path, root, "--max-restarts", "0")
     daemon.wait_ready()
     with Client("ending") as client:
         params = SamplingParams(max_tokens=None, ignore_eos=True)

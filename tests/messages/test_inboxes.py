@@ -11,6 +11,7 @@ from msgspec import inspect
 from pillion.messages import inboxes
 from pillion.messages.base import EdgeMessage, RingMessage
 from pillion.messages.codec import Codec
+from pillion.messages.control import Shutdown
 
 RING = {
     "scheduler": inboxes.SchedulerInbox,
@@ -155,3 +156,26 @@ def test_an_appended_field_does_not_break_older_peers() -> None:
     older, newer = Codec[Plan](Plan), Codec[NewerPlan](NewerPlan)
     assert older.decode(newer.encode(NewerPlan(epoch=1, extra=2))) == Plan(epoch=1)
     assert newer.decode(older.encode(Plan(epoch=1))) == NewerPlan(epoch=1, extra=7)
+
+
+def test_every_message_between_actors_that_has_an_epoch_says_whose() -> None:
+    between_actors = {
+        kind
+        for name, union in RING.items()
+        if name != "launcher"
+        for kind in get_args(union)
+        if "epoch" in kind.__struct_fields__
+    }
+    for kind in between_actors:
+        fields = {"actor": "scheduler", "epoch": 7} | {
+            field.name: None
+            for field in msgspec.structs.fields(kind)
+            if field.required and field.name not in ("actor", "epoch")
+        }
+        life = inboxes.life_in(
+            kind(**{name: fields[name] for name in kind.__struct_fields__ if name in fields})
+        )
+        assert life is not None, kind
+        assert life[0] in RING
+        assert life[1] == 7
+    assert inboxes.life_in(Shutdown()) is None

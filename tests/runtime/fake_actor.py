@@ -25,17 +25,18 @@ FAIL_ON_DRAIN_DELAY_NS = 10**9
 class FakeCore:
     """Reports what it is told in its gauges, so that tests see it in the status."""
 
-    def __init__(self, name: str, behaviour: str) -> None:
+    def __init__(self, name: str, behaviour: str, epoch: int) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
         self.counters: dict[str, int | float] = {"messages": 0}
         self.gauges: dict[str, int | float | str] = {"last": ""}
         self._name = name
         self._behaviour = behaviour
+        self._epoch = epoch
         if name == "gpu_worker" and behaviour != "no_geometry":
             self.outgoing += [
                 ("launcher", _phase("weights", 12.5)),
-                ("launcher", geometry()),
+                ("launcher", geometry(epoch)),
             ]
 
     def on_message(self, message: Any, now_ns: int) -> None:
@@ -49,19 +50,22 @@ class FakeCore:
                 self.finished = True
             case control.Drain():
                 if self._name == "detokenizer" and self._behaviour != "never_drained":
-                    drained = control.Drained(actor=self._name, epoch=1)
+                    drained = control.Drained(actor=self._name, epoch=self._epoch)
                     self.outgoing.append(("launcher", drained))
             case control.EngineGeometry():
                 if self._behaviour == "raise_in_loop":
                     raise RuntimeError("the test's own\nfault")
+            case control.PeerRestarted():
+                if self._behaviour == "raise_on_restart":
+                    raise RuntimeError("a peer restarted")
 
     def tick(self, now_ns: int) -> int | None:
         return None
 
 
-def geometry() -> control.EngineGeometry:
+def geometry(epoch: int) -> control.EngineGeometry:
     return control.EngineGeometry(
-        epoch=1,
+        epoch=epoch,
         model_name="fake",
         architecture="FakeForCausalLM",
         device="cpu",
@@ -91,6 +95,9 @@ def _phase(phase: str, duration_ms: float) -> control.StartPhase:
 def main() -> int:
     name, behaviour = sys.argv[1:3]
     context = enter(name, sys.argv[3:])
+    for prefix, holds in (("first_life_", context.epoch == 1), ("later_lives_", context.epoch > 1)):
+        if behaviour.startswith(prefix):
+            behaviour = behaviour.removeprefix(prefix) if holds else "good"
     match behaviour:
         case "exit_at_start":
             return 3
@@ -101,7 +108,7 @@ def main() -> int:
                 signal.pause()
         case "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-    return run_actor(context, FakeCore(name, behaviour), UNIONS[name])
+    return run_actor(context, FakeCore(name, behaviour, context.epoch), UNIONS[name])
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ import pytest
 
 from pillion.messages import inboxes
 from pillion.messages.base import RingMessage
+from pillion.messages.blocks import LeaseRequest
 from pillion.messages.control import (
     ActorFailed,
     ActorReady,
     ActorStats,
     Drain,
     Drained,
+    PeerRestarted,
     Shutdown,
 )
 from pillion.runtime.actor import ActorLoop, run_actor
@@ -68,6 +70,30 @@ def test_a_turn_takes_all_messages_then_ticks_once_then_sends() -> None:
     assert core.calls == [Drain(deadline_ns=0), Drain(deadline_ns=1), Drain(deadline_ns=2), 7]
     assert len(ring.queue("peer")) == 3
     assert core.outgoing == []
+
+
+def test_what_was_said_before_a_peer_restarted_does_not_reach_its_next_life() -> None:
+    """Neither the launcher's word nor the first message of the new life lets the two be mixed up."""
+
+    class Talker(Recorder):
+        def on_message(self, message: Any, now_ns: int) -> None:
+            self.outgoing.append(
+                ("scheduler", Drained(actor="a", epoch=getattr(message, "epoch", 1)))
+            )
+
+    for news in (
+        PeerRestarted(actor="scheduler", epoch=2),
+        LeaseRequest(epoch=2, group=0, num_blocks=1),
+    ):
+        ring = MemoryRing()
+        post = MemoryPost(ring)
+        loop = ActorLoop(Talker(), ring.bind("a", UNION | PeerRestarted | LeaseRequest), post)
+        for message in (Shutdown(), news, LeaseRequest(epoch=1, group=0, num_blocks=1)):
+            post.send("a", message)
+        loop.turn(0)
+        for life, heard in ((1, [1]), (2, [2, 1])):
+            inbox = ring.bind("scheduler", Drained, epoch=life)
+            assert [message.epoch for message in inbox.drain()] == heard
 
 
 def test_the_loop_ends_when_the_core_has_finished() -> None:
@@ -125,7 +151,7 @@ def run_with(
     actor = threading.Thread(target=lambda: status.append(run_actor(context, core, UNION)))
     actor.start()
     told = [launcher.receive(5 * NS_PER_S)]
-    outbox = Outbox.connect(context.run_dir.inbox("a"))
+    outbox = Outbox.connect(context.run_dir.inbox("a", 2))
     for message in messages:
         outbox.send(message)
     actor.join(5)
@@ -144,7 +170,7 @@ def test_an_actor_reports_ready_and_ends_with_status_0(context: ActorContext) ->
     assert status == 0
     assert [type(message) for message in told] == [ActorReady]
     assert (told[0].actor, told[0].epoch) == ("a", 2)
-    assert not context.run_dir.inbox("a").exists()
+    assert not context.run_dir.inbox("a", 2).exists()
 
 
 def test_an_exception_is_told_in_one_line_with_its_traceback(context: ActorContext) -> None:
@@ -158,7 +184,7 @@ def test_an_exception_is_told_in_one_line_with_its_traceback(context: ActorConte
 
 def test_an_inbox_that_cannot_be_bound_is_a_failure(context: ActorContext) -> None:
     launcher: Inbox[Any] = Inbox.bind(context.run_dir.inbox("launcher"), inboxes.LauncherInbox)
-    context.run_dir.inbox("a").write_text("in the way")
+    context.run_dir.inbox("a", 2).write_text("in the way")
     assert run_actor(context, Recorder(), UNION) == 1
     failed = launcher.receive(5 * NS_PER_S)
     assert isinstance(failed, ActorFailed)

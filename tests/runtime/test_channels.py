@@ -73,14 +73,18 @@ def test_sends_do_not_wait_for_a_reader_and_nothing_is_dropped(run_dir: RunDir) 
     inbox.close()
 
 
-def test_a_restarted_reader_gets_what_is_sent_afterwards(run_dir: RunDir) -> None:
-    post = Post(run_dir)
-    for life in range(3):
-        inbox: Inbox[Any] = Inbox.bind(run_dir.inbox("a"), UNION)
+def test_the_next_life_of_a_reader_gets_what_is_meant_for_it_alone(run_dir: RunDir) -> None:
+    post = Post(run_dir, {"a": 3})
+    for life in range(3, 6):
+        assert post.is_newer("a", life) == (life > 3)
+        post.follow("a", life)
+        inbox: Inbox[Any] = Inbox.bind(run_dir.inbox("a", life), UNION)
         post.send("a", Drain(deadline_ns=life))
         assert inbox.receive(5 * NS_PER_S) == Drain(deadline_ns=life)
         inbox.close()
-        assert not run_dir.inbox("a").exists()
+        assert not run_dir.inbox("a", life).exists()
+        post.send("a", Shutdown())  # nobody will ever read it
+    assert not post.is_newer("a", 4)
     post.close()
 
 
@@ -92,7 +96,7 @@ def test_a_malformed_frame_is_a_broken_invariant(
 ) -> None:
     outbox = Outbox.connect(run_dir.inbox("a"))
     outbox.send_bytes(garbage)
-    with pytest.raises(InvariantBroken, match=rf"frame of {len(garbage)} bytes in a.ipc"):
+    with pytest.raises(InvariantBroken, match=rf"frame of {len(garbage)} bytes in a.1.ipc"):
         inbox.receive(5 * NS_PER_S)
     outbox.close()
 

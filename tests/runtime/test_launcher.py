@@ -74,10 +74,10 @@ def test_the_status_answers_while_the_worker_loads(start_daemon: StartDaemon) ->
 
 
 @pytest.mark.parametrize("victim", ACTORS)
-def test_the_death_of_any_actor_ends_the_daemon_with_the_cause(
+def test_without_restarts_the_death_of_any_actor_ends_the_daemon_with_the_cause(
     start_daemon: StartDaemon, victim: str
 ) -> None:
-    daemon = start_daemon()
+    daemon = start_daemon(config={"max_restarts": 0})
     daemon.wait_state("ready")
     pid = daemon.wait_actors({victim: "running"})[victim]
     os.kill(pid, signal.SIGKILL)
@@ -103,7 +103,10 @@ def test_the_last_line_is_the_first_cause(
 ) -> None:
     reading, writing = os.pipe()
     daemon = start_daemon(
-        {"scheduler": behaviour}, arguments=[f"--ready-fd={writing}"], pass_fds=(writing,)
+        {"scheduler": behaviour},
+        {"max_restarts": 0},
+        arguments=[f"--ready-fd={writing}"],
+        pass_fds=(writing,),
     )
     os.close(writing)
     code, stderr = daemon.wait_end(20)
@@ -184,8 +187,11 @@ def test_an_ordinary_stop_does_not_cut_a_drain_short(start_daemon: StartDaemon) 
     assert daemon.wait_end(5)[0] == 0
 
 
-def test_an_actor_that_dies_during_a_drain_is_a_failure(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon({"detokenizer": "never_drained"}, {"drain_s": 60.0})
+def test_without_restarts_an_actor_that_dies_during_a_drain_is_a_failure(
+    start_daemon: StartDaemon,
+) -> None:
+    config = {"drain_s": 60.0, "max_restarts": 0}
+    daemon = start_daemon({"detokenizer": "never_drained"}, config)
     daemon.wait_state("ready")
     pid = daemon.wait_actors({"scheduler": "running"})["scheduler"]
     daemon.process.send_signal(signal.SIGTERM)
@@ -324,8 +330,8 @@ def test_garbage_on_the_control_socket_does_not_disturb_the_launcher(
     assert daemon.process.poll() is None
 
 
-def test_a_malformed_ring_frame_is_a_bug_that_ends_the_daemon(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon()
+def test_a_malformed_ring_frame_is_a_bug_that_ends_its_receiver(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(config={"max_restarts": 0})
     daemon.wait_state("ready")
     script = (
         "import sys; from pathlib import Path\n"
@@ -338,7 +344,7 @@ def test_a_malformed_ring_frame_is_a_bug_that_ends_the_daemon(start_daemon: Star
     )
     code, stderr = daemon.wait_end(5)
     assert code == 1
-    assert "InvariantBroken: malformed frame of 7 bytes in scheduler.ipc" in stderr[-1]
+    assert "InvariantBroken: malformed frame of 7 bytes in scheduler.1.ipc" in stderr[-1]
 
 
 def test_a_stopped_actor_does_not_hold_up_the_stop(start_daemon: StartDaemon) -> None:

@@ -105,7 +105,7 @@ def test_remove_sockets_removes_only_sockets(run_dir: RunDir) -> None:
     run_dir.log.write_text("a line")
     run_dir.inbox("b").write_text("a file")
     run_dir.remove_sockets()
-    assert {path.name for path in run_dir.root.iterdir()} == {"daemon.log", "b.ipc", "other"}
+    assert {path.name for path in run_dir.root.iterdir()} == {"daemon.log", "b.1.ipc", "other"}
 
 
 def test_the_lock_decides_and_names_its_holder(run_dir: RunDir) -> None:
