@@ -94,6 +94,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     # Where the model was found on this machine: whoever starts a daemon sets it (runtime/daemon.py).
     model_path: Annotated[str | None, Meta(extra={"internal": True})] = None
+    # Faults on demand, for tests (runtime/fault_flags.py).
+    fault_flags: Annotated[tuple[str, ...], Meta(extra={"internal": True})] = ()
 
     def __post_init__(self) -> None:
         _positive("max_model_len", self.max_model_len)
@@ -151,6 +153,8 @@ def make_config(fields: dict[str, Any], file: Path | None = None) -> EngineConfi
             merged.update(tomllib.loads(file.read_text()))
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
+        if "fault_flags" in merged:
+            raise ConfigError(f"{file}: fault_flags is not a setting")
     merged.update({name: value for name, value in fields.items() if value is not None})
     if "model" not in merged:
         raise ConfigError("model is missing: name a directory, a .gguf file, a hub id or smollm2")
