@@ -59,6 +59,7 @@ def _own_choice(value: Any) -> Any:
 
 
 _ONE_DEVICE: Final = "a daemon runs on one device so far"
+_KV_DTYPE: Final = "dtype decides the type of the KV cache and of attention"
 _TEXT_ONLY: Final = "only text models are supported so far"
 _NO_LORA: Final = "LoRA adapters are not supported yet"
 _NO_SPECULATION: Final = "speculative decoding is not supported yet"
@@ -137,10 +138,10 @@ ARGUMENTS: Final[dict[str, Setting | Refused | Meaningless]] = {
         (),
     ),
     "allow_deprecated_quantization": Refused("quantized checkpoints are not supported yet"),
-    "kv_cache_dtype": Refused("the KV cache has the type of the activations", ("auto",)),
-    "calculate_kv_scales": Refused("the KV cache has the type of the activations"),
-    "kv_cache_dtype_skip_layers": Refused("the KV cache has the type of the activations", ([],)),
-    "override_attention_dtype": Refused("attention has the type of the activations", ()),
+    "kv_cache_dtype": Refused(_KV_DTYPE, ("auto",)),
+    "calculate_kv_scales": Refused(_KV_DTYPE),
+    "kv_cache_dtype_skip_layers": Refused(_KV_DTYPE, ([],)),
+    "override_attention_dtype": Refused(_KV_DTYPE, ()),
     # More than one device or host.
     "tensor_parallel_size": Refused(_ONE_DEVICE, (1,)),
     "pipeline_parallel_size": Refused(_ONE_DEVICE, (1,)),

@@ -22,6 +22,7 @@ from pillion.actors.gpu_worker.limits import (
 )
 from pillion.actors.gpu_worker.models.loader import (
     LoadedModel,
+    choose_branch_dtype,
     choose_dtype,
     load_model,
     num_weights,
@@ -62,12 +63,13 @@ def start_worker(
     checkpoint = open_checkpoint(config, source)
     model_config = checkpoint.config
     dtype = choose_dtype(config.dtype, device.device, model_config)
+    kv_dtype = choose_branch_dtype(config.dtype, device.device, dtype)
     shape = KvShape(
         num_layers=model_config.num_layers,
         num_kv_heads=model_config.num_kv_heads,
         head_dim=model_config.head_dim,
         block_size=config.block_size,
-        bytes_per_number=dtype.itemsize,
+        bytes_per_number=kv_dtype.itemsize,
     )
     max_positions = model_config.max_positions
     if not device.is_cuda:
@@ -79,7 +81,7 @@ def start_worker(
     end_phase("weights")
     if device.is_cuda:
         limits = _measured_cuda_limits(config, shape, device, loaded)
-    kv_cache = _kv_cache(shape, limits.num_blocks, dtype, device)
+    kv_cache = _kv_cache(shape, limits.num_blocks, kv_dtype, device)
     stages = Stages.build(
         device,
         loaded.model,

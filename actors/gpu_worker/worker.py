@@ -17,7 +17,8 @@ from pillion.messages.steps import StepPlan, StepTimes
 from pillion.runtime.clock import now_ns as clock_ns
 from pillion.runtime.errors import InvariantBroken
 
-OUTPUT_RECEIVERS: Final = ("scheduler", "detokenizer")
+# The edge first: a client waits for it, while the scheduler has planned ahead.
+OUTPUT_RECEIVERS: Final = ("detokenizer", "scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,9 @@ class Worker:
     def _collect(self) -> None:
         launched = self._launched.popleft()
         output = self._output_processor.collect(launched.pending, launched.identity, launched.times)
-        self.outgoing += [(receiver, output) for receiver in OUTPUT_RECEIVERS]
+        # An edge has no use for a step that had no rows.
+        receivers = OUTPUT_RECEIVERS if launched.times is not None else ("scheduler",)
+        self.outgoing += [(receiver, output) for receiver in receivers]
 
     def _count(self, times: StepTimes) -> None:
         counters = self.counters

@@ -16,6 +16,9 @@ from pillion.actors.scheduler.step_budget import prefill_chunks
 
 # Leased blocks kept while nothing runs, so that a short prompt need not wait for a lease.
 IDLE_RESERVE_BLOCKS: Final = 32
+# When the worker has nothing else to do, slots are released so much later: the plan of a request that follows
+# at once takes the release along, and the worker is not busy with an empty plan when that request comes.
+IDLE_RELEASE_NS: Final = 5_000_000
 
 
 class Planner:
@@ -40,6 +43,8 @@ class Planner:
         self._admission = Admission(self.running, ledger, lookahead)
         self._preemption = Preemption(self.running, self._admission, self._leases, lookahead)
         self._reserve_blocks = min(IDLE_RESERVE_BLOCKS, limits.num_blocks // 8)
+        # When to come again for slots that nobody waits for; None: there are none, or an answer comes first.
+        self.release_due_ns: int | None = None
 
     def fill_lookahead(self) -> None:
         """Looks up who is next; but while running sequences starve, nobody else may pin any memory."""
@@ -48,12 +53,13 @@ class Planner:
         elif self._leases.is_short:
             self._lookahead.put_back(self._ledger)
 
-    def wants_step(self) -> bool:
+    def wants_step(self, now_ns: int) -> bool:
         """Whether something should be sent to the worker now."""
         if self._in_flight.num_unanswered >= self._limits.steps_in_flight:
+            self.release_due_ns = None
             return False
         return bool(
-            self.running.leaving
+            self._release_is_due(now_ns)
             or self.running.prefilling
             or self._top_up_due()
             or (self._starving and self._leases.num_free)
@@ -110,12 +116,24 @@ class Planner:
     def abandon(self) -> list[Sequence]:
         """The worker is gone with its slots: returns everyone who had one."""
         self._starving.clear()
+        self.release_due_ns = None
         return self.running.abandon()
 
     def _top_up_due(self) -> bool:
         """Whether the worker would soon run out of steps."""
         due = max(self._in_flight.newest_repeat // 2, self._limits.steps_in_flight - 1)
         return bool(self.running.sequences) and self._in_flight.num_steps_left <= due
+
+    def _release_is_due(self, now_ns: int) -> bool:
+        running = self.running
+        if not running.leaving:
+            self.release_due_ns = None
+            return False
+        if running.sequences or self._lookahead.ready or self._in_flight.num_steps_left:
+            return True
+        if self.release_due_ns is None:
+            self.release_due_ns = now_ns + IDLE_RELEASE_NS
+        return now_ns >= self.release_due_ns
 
     def _admissible(self) -> list[Sequence]:
         """Who can be admitted; nobody while running sequences lack blocks."""

@@ -103,7 +103,7 @@ class Scheduler:
         commits_left = False
         if self._engine is not None and self._worker_ready:
             planner, ledger = self._engine.planner, self._engine.ledger
-            while planner.wants_step() and self._send_plan(planner):
+            while planner.wants_step(now_ns) and self._send_plan(planner):
                 pass
             planner.fill_lookahead()
             commits_left = ledger.commit_some()
@@ -111,10 +111,12 @@ class Scheduler:
         self._measure()
         if commits_left:
             return now_ns
-        deadline_ns = deadlines.next_ns()
-        if self._drain_ns is None or not self._book.open:
-            return deadline_ns
-        return self._drain_ns if deadline_ns is None else min(deadline_ns, self._drain_ns)
+        due_ns = [deadlines.next_ns()]
+        if self._engine is not None:
+            due_ns.append(self._engine.planner.release_due_ns)
+        if self._book.open:
+            due_ns.append(self._drain_ns)
+        return min((due for due in due_ns if due is not None), default=None)
 
     def _is_current(self, actor: str, epoch: int) -> bool:
         """Whether a message of this epoch counts. The first sign of a new life is the end of the old one."""

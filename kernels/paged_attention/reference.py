@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pillion.kernels.paged_attention.rows import (
+    PIECE_TOKENS,
     AttentionRows,
     DecodeGather,
     causal_bias,
@@ -120,15 +121,24 @@ def _prefill(
     bias: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """The last tokens of one sequence: [query_len, num_q_heads, head_dim]."""
+    """The last tokens of one sequence: [query_len, num_q_heads, head_dim].
+
+    The operator computes what a bias hides as well, so most of that is left out piece by piece.
+    """
     keys, values = kv
-    out = scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
-        keys.unsqueeze(0),
-        values.unsqueeze(0),
-        attn_mask=bias,
-        is_causal=bias is None,
-        scale=scale,
-        enable_gqa=True,
-    )
-    return out.squeeze(0).transpose(0, 1)
+    query_len, seq_len = len(q), keys.shape[1]
+    parts = []
+    for start in range(0, query_len, PIECE_TOKENS):
+        end = min(start + PIECE_TOKENS, query_len)
+        visible = seq_len - query_len + end
+        out = scaled_dot_product_attention(
+            q[start:end].transpose(0, 1).unsqueeze(0),
+            keys[:, :visible].unsqueeze(0),
+            values[:, :visible].unsqueeze(0),
+            attn_mask=None if bias is None else bias[start:end, :visible],
+            is_causal=bias is None,
+            scale=scale,
+            enable_gqa=True,
+        )
+        parts.append(out.squeeze(0).transpose(0, 1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

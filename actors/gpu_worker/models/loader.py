@@ -24,6 +24,7 @@ from pillion.actors.gpu_worker.models.model_config import DTYPES, ModelConfig
 from pillion.actors.gpu_worker.models.safetensors_checkpoint import SafetensorsCheckpoint
 from pillion.actors.gpu_worker.models.transformer import Transformer
 from pillion.actors.gpu_worker.quantization.builders import LinearBuilder, choose_builder, stack
+from pillion.actors.gpu_worker.quantization.cpu_forms import works
 from pillion.actors.gpu_worker.quantization.linear import Linear
 from pillion.runtime.config import DtypeName, EngineConfig
 from pillion.runtime.errors import ConfigError
@@ -38,7 +39,7 @@ class LoadedModel:
 
     model: Transformer
     config: ModelConfig
-    dtype: torch.dtype  # of activations; the natural type for the KV cache
+    dtype: torch.dtype  # of activations
     weights_bytes: int
 
 
@@ -72,6 +73,19 @@ def choose_dtype(setting: DtypeName, device: torch.device, config: ModelConfig) 
     return config.dtype if config.dtype == torch.float16 else torch.bfloat16
 
 
+def choose_branch_dtype(
+    setting: DtypeName, device: torch.device, dtype: torch.dtype
+) -> torch.dtype:
+    """The type of the KV cache and of all that is computed between a norm and the residual stream.
+
+    It is that of the activations, unless "auto" leaves room for a faster one: on a CPU with instructions
+    for bfloat16, products and attention take that type.
+    """
+    if setting == "auto" and device.type == "cpu" and works("packed_bfloat16"):
+        return torch.bfloat16
+    return dtype
+
+
 def load_model(
     config: EngineConfig,
     source: ModelSource,
@@ -91,7 +105,8 @@ def load_model(
         dtype = choose_dtype(config.dtype, device, shape)
     is_auto = config.dtype == "auto"
     builder = choose_builder(dtype, device, num_weights(shape), is_auto=is_auto)
-    assembly = _Assembly(checkpoint, builder, dtype, device)
+    branch_dtype = choose_branch_dtype(config.dtype, device, dtype)
+    assembly = _Assembly(checkpoint, builder, dtype, branch_dtype, device)
     with _reading_threads() as pool, torch.inference_mode():
         model = assembly.transformer(pool)
     return LoadedModel(model, shape, dtype, assembly.num_bytes)
@@ -141,6 +156,7 @@ class _Assembly:
         checkpoint: Checkpoint,
         builder: LinearBuilder,
         dtype: torch.dtype,
+        branch_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.num_bytes = 0
@@ -148,6 +164,7 @@ class _Assembly:
         self._config = checkpoint.config
         self._builder = builder
         self._dtype = dtype
+        self._branch_dtype = branch_dtype
         self._device = device
         self._linears: list[Linear] = []
 
@@ -220,7 +237,7 @@ class _Assembly:
         )
 
     def _norm(self, name: str, size: int) -> torch.Tensor:
-        return self._tensor(f"{name}.weight", (size,), self._dtype)
+        return self._tensor(f"{name}.weight", (size,), self._branch_dtype)
 
     def _product(
         self, names: list[str], out_sizes: list[int], in_size: int, *, has_bias: bool
@@ -235,7 +252,7 @@ class _Assembly:
             bias = None
             if has_bias:
                 biases = [self._checkpoint.tensor(f"{name}.bias", (size,)) for name, size in sizes]
-                bias = stack(biases, self._dtype, self._device)
+                bias = stack(biases, self._branch_dtype, self._device)
             linear = self._builder.build(parts, bias)
         self._linears.append(linear)
         return linear

@@ -9,6 +9,7 @@ from fake_kv_manager import FakeKvManager
 from fake_model import FakeModel
 from fake_worker import FakeWorker, fake_geometry
 
+from pillion.actors.scheduler.planner import IDLE_RELEASE_NS
 from pillion.actors.scheduler.scheduler import Scheduler
 from pillion.messages.base import RingMessage
 from pillion.messages.codec import unpack_ids
@@ -130,12 +131,19 @@ class Bench:
         raise RuntimeError("the worker does not answer")
 
     def run(self) -> None:
-        """Until the worker has nothing more to do."""
+        """Until the worker has nothing more to do, not even in a moment."""
         for _ in range(MAX_ROUNDS):
+            if not self.worker.has_work:
+                self.rest()
             if not self.worker.has_work:
                 return
             self.send(*self.outputs())
         raise RuntimeError("the worker is still busy")
+
+    def rest(self) -> None:
+        """Lets the moment pass after which slots that nobody waits for go back."""
+        self.now_ns += IDLE_RELEASE_NS
+        self.turn()
 
     def rows(self, place: int = -1) -> list[Row]:
         """Rows of a plan."""

@@ -75,6 +75,7 @@ def test_a_stop_ends_it_with_the_stop_token(bench: Bench) -> None:
 def test_nothing_of_a_failed_step_is_committed(bench: Bench) -> None:
     bench.send(output(tokens=(), finish=FINISH_ERROR))
     assert bench.scheduler.counters["finished_error"] == 1
+    bench.rest()
     plan_id = bench.plans[-1].plan_id
     bench.send(
         StepOutput(

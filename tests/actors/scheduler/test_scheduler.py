@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from scheduler_bench import Bench
 
+from pillion.actors.scheduler.planner import IDLE_RELEASE_NS
 from pillion.messages.blocks import CommitBlocks, FindPrefix, ReleaseBlocks
 from pillion.messages.codec import pack_ids, unpack_ids
 from pillion.messages.control import Drain, Drained, PeerRestarted, Shutdown
@@ -457,5 +458,23 @@ def test_a_plan_that_only_releases_has_no_rows() -> None:
     bench.step()
     bench.abort(100)
     assert bench.rows() == []
+    assert unpack_ids(bench.plans[-1].released_slots) == [0]
+    bench.nothing_is_left()
+
+
+def test_an_idle_engine_releases_a_slot_with_the_next_request_or_a_moment_later() -> None:
+    bench = Bench()
+    bench.submit(100, 5, max_tokens=1)
+    bench.step()
+    assert len(bench.plans) == 1
+    bench.submit(101, 5, max_tokens=1)
+    assert [unpack_ids(plan.released_slots) for plan in bench.plans] == [[], [0]]
+    assert len(bench.rows()) == 1
+    bench.step()
+    assert len(bench.plans) == 2
+    wake_ns = bench.turn()
+    assert wake_ns == bench.now_ns + IDLE_RELEASE_NS
+    bench.now_ns = wake_ns
+    assert bench.turn() is None
     assert unpack_ids(bench.plans[-1].released_slots) == [0]
     bench.nothing_is_left()

@@ -48,8 +48,19 @@ def test_add_returns_the_sum_and_its_norm(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     x, residual = torch.randn(2, 5, 96, generator=generator).to(dtype).unbind(0)
     weight = torch.randn(96, generator=generator).to(dtype)
-    expected, residual_before = x + residual, residual.clone()
-    normed, total = rms_norm_add(x.clone(), residual, weight, EPS)
+    expected = x + residual
+    normed, total = rms_norm_add(x, residual, weight, EPS)
     assert torch.equal(total, expected)
-    assert torch.equal(residual, residual_before)
     assert torch.equal(normed, rms_norm(expected, weight, EPS))
+
+
+def test_a_float32_stream_has_branches_of_the_weights_type() -> None:
+    generator = torch.Generator().manual_seed(5)
+    residual = torch.randn(5, 96, generator=generator)
+    x, weight = torch.randn(6, 96, generator=generator).bfloat16().split((5, 1))
+    weight = weight[0]
+    expected = x + residual
+    normed, total = rms_norm_add(x, residual, weight, EPS)
+    assert (normed.dtype, total.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(total, expected)
+    torch.testing.assert_close(normed.double(), formula(expected, weight), rtol=2**-6, atol=2**-7)

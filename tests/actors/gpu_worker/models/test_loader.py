@@ -8,8 +8,10 @@ import torch
 from gguf_writer import write_gguf
 from tiny_models import CPU, Runner, config_of, load, make_reference, random_tokens, source_of
 
+from pillion.actors.gpu_worker.models import loader
 from pillion.actors.gpu_worker.models.hf_config import read_hf_config
 from pillion.actors.gpu_worker.models.loader import (
+    choose_branch_dtype,
     choose_dtype,
     load_model,
     num_weights,
@@ -66,6 +68,17 @@ def test_the_type_of_activations(
     config = read_hf_config(directory)
     object.__setattr__(config, "dtype", stored)
     assert choose_dtype(setting, device, config) == chosen
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_the_type_of_what_lies_between_norm_and_residual(
+    has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "works", lambda form: has_bfloat16)
+    faster = torch.bfloat16 if has_bfloat16 else torch.float32
+    assert choose_branch_dtype("auto", CPU, torch.float32) == faster
+    assert choose_branch_dtype("float32", CPU, torch.float32) == torch.float32
+    assert choose_branch_dtype("auto", CUDA, torch.float16) == torch.float16
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_bias_tied", "qwen3"])
