@@ -138,7 +138,7 @@ def run_actor(context: ActorContext, core: Core[Any], inbox_union: Any) -> int:
         try:
             post.send("launcher", actor_ready(context))
             stats = StatsReporter(context.name, context.epoch, core)
-            ActorLoop(core, inbox, post, stats).run()
+            ActorLoop(core, context.faults.around(inbox), post, stats).run()
         finally:
             inbox.close()
             post.close()

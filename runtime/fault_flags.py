@@ -1,12 +1,26 @@
 """Faults on demand: what `EngineConfig.fault_flags` says, in parts. For tests of what happens then."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from pillion.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from pillion.runtime.config import EngineConfig
+
+# What process_faults.py does in any actor; every other fault is that of one actor alone.
+PROCESS_FAULTS: Final = frozenset(
+    {
+        "exit_at_start",
+        "delay_load",
+        "fail_load",
+        "stop_loop",
+        "spin_loop",
+        "raise_in_loop",
+        "delay_message",
+        "drop_message",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,11 @@ class FaultFlag:
 
 
 def fault_flags_of(config: "EngineConfig", actor: str) -> list[FaultFlag]:
-    """The flags that this actor has to follow. Raises ConfigError for one that is malformed."""
+    """The flags of faults that are this actor's own. Raises ConfigError for one that is malformed."""
+    return [flag for flag in all_flags_of(config, actor) if flag.fault not in PROCESS_FAULTS]
+
+
+def all_flags_of(config: "EngineConfig", actor: str) -> list[FaultFlag]:
+    """The same with the faults that any actor's process can have."""
     flags = [FaultFlag.parse(flag) for flag in config.fault_flags]
     return [flag for flag in flags if flag.actor == actor]

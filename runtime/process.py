@@ -2,17 +2,16 @@
 
 import argparse
 import faulthandler
+import fcntl
 import logging
 import os
 import signal
 import sys
 import sysconfig
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final
 
 import msgspec
 
@@ -20,8 +19,7 @@ import pillion
 from pillion.runtime.config import EngineConfig, from_json
 from pillion.runtime.log import start_logging
 from pillion.runtime.paths import RunDir
-
-LAUNCHER_GONE_STATUS: Final = 70
+from pillion.runtime.process_faults import ProcessFaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,7 @@ class ActorContext:
     epoch: int  # 1 for the first life, one more for each restart
     config: EngineConfig
     run_dir: RunDir
+    faults: ProcessFaults
     peer_epochs: Mapping[str, int] = field(default_factory=dict)  # of those not in their first life
 
 
@@ -76,8 +75,7 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
     parser.add_argument("--lock-fd", type=int, required=True)
     parser.add_argument("--peer-epochs", required=True)
     options = parser.parse_args(argv)
-    # Grandchildren must not keep the daemon's lock or hide its end.
-    os.set_inheritable(options.lifetime_fd, False)
+    # Grandchildren must not keep the daemon's lock.
     os.set_inheritable(options.lock_fd, False)
     end_with_launcher(options.lifetime_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -85,30 +83,39 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
     start_logging(name)
     faulthandler.enable()  # a crash in native code shows where in the log
     run_dir = RunDir(options.run_dir)
+    config = from_json(run_dir.config.read_bytes())
     context = ActorContext(
         name=name,
         epoch=options.epoch,
-        config=from_json(run_dir.config.read_bytes()),
+        config=config,
         run_dir=run_dir,
         peer_epochs=msgspec.json.decode(options.peer_epochs, type=dict[str, int]),
+        faults=ProcessFaults(config, name, options.epoch),
     )
     _report_uncaught(context)
+    context.faults.at_start()
     return context
 
 
 def end_with_launcher(lifetime_fd: int) -> None:
-    """Ends this process at once when every copy of the pipe's other end is closed.
+    """Has the kernel kill this process as soon as every copy of the pipe's other end is closed.
 
-    A thread that blocks in read costs nothing, and unlike PR_SET_PDEATHSIG it is bound to the launcher's
-    process and not to the thread in which the launcher happened to start us.
+    If it leads a process group, as an actor does, its children end with it. Nothing of this process needs to run for
+    it: one that is stopped or spins ends too. And it's bound to the launcher's process, where PR_SET_PDEATHSIG is
+    bound to the thread in which the launcher happened to start us.
     """
-
-    def wait_for_end() -> None:
-        while os.read(lifetime_fd, 1):
-            pass
-        os._exit(LAUNCHER_GONE_STATUS)
-
-    threading.Thread(target=wait_for_end, name="lifetime", daemon=True).start()
+    # The owner of a description's signal is one for all who inherited it, so this process opens its own.
+    watch = os.open(f"/proc/self/fd/{lifetime_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.close(lifetime_fd)
+    pid = os.getpid()
+    fcntl.fcntl(watch, fcntl.F_SETOWN, -pid if os.getpgrp() == pid else pid)
+    fcntl.fcntl(watch, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(watch, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    try:
+        os.read(watch, 1)
+    except BlockingIOError:
+        return  # it lives, and the kernel tells of its end from now on
+    os.kill(pid, signal.SIGKILL)
 
 
 def _report_uncaught(context: ActorContext) -> None:

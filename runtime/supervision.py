@@ -1,6 +1,7 @@
 """The launcher's children: the table of actors, how they start, how they end, and how one learns of it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -137,7 +138,8 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             pass_fds=(self._lifetime_fd, self._lock_fd),
             env=child_environment(),
-            start_new_session=True,  # a Ctrl-C at the terminal is the launcher's to handle
+            # A Ctrl-C at the terminal is the launcher's to handle, and an actor's own children end with it.
+            process_group=0,
         )
         child = Child(spec.name, epoch, process)
         self.children[spec.name] = child
@@ -147,6 +149,9 @@ class Supervisor:
     def _on_pidfd(self, child: Child) -> None:
         asyncio.get_running_loop().remove_reader(child.pidfd)
         os.close(child.pidfd)
+        _kill_group(
+            child
+        )  # the number is the group's as long as its leader has not been waited for
         self._reap(child, now_ns())
 
     def _reap(self, child: Child, since_ns: int) -> None:
@@ -168,7 +173,7 @@ class Supervisor:
         """Sends SIGKILL to those that live."""
         for child in children:
             if child.alive:
-                child.process.kill()
+                _kill_group(child)
 
     async def wait_gone(self, children: Iterable[Child], timeout_s: float) -> list[Child]:
         """Waits for the ends of these children. Returns those that still live after the timeout."""
@@ -183,3 +188,9 @@ class Supervisor:
         """Closes the lifetime pipe: whoever still lives ends now, unless nothing can end it."""
         os.close(self._our_lifetime_fd)
         os.close(self._lifetime_fd)
+
+
+def _kill_group(child: Child) -> None:
+    """Kills a child that has not been waited for, and whatever it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)

@@ -43,6 +43,7 @@ def main() -> int:
         from pillion.actors.gpu_worker.start_up import start_worker
 
         phases.end("imports")
+        context.faults.at_load()
         worker, geometry = start_worker(context.config, context.epoch, phases.end)
     except Exception as error:
         report_failure(context, error)

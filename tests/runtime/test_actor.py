@@ -25,6 +25,7 @@ from pillion.runtime.config import EngineConfig
 from pillion.runtime.memory_channels import MemoryPost, MemoryRing
 from pillion.runtime.paths import RunDir
 from pillion.runtime.process import ActorContext
+from pillion.runtime.process_faults import ProcessFaults
 from pillion.runtime.stats import StatsReporter
 
 UNION = Drain | Shutdown
@@ -139,7 +140,8 @@ def test_statistics_go_out_when_they_change_and_at_most_once_a_second() -> None:
 
 @pytest.fixture
 def context(run_dir: RunDir) -> ActorContext:
-    return ActorContext("a", 2, EngineConfig(model="fake"), run_dir)
+    config = EngineConfig(model="fake")
+    return ActorContext("a", 2, config, run_dir, ProcessFaults(config, "a", 2))
 
 
 def run_with(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from pillion.runtime.channels import Inbox
 from pillion.runtime.clock import NS_PER_S
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import RunDir
-from pillion.runtime.process import LAUNCHER_GONE_STATUS, actor_arguments, child_environment
+from pillion.runtime.process import actor_arguments, child_environment
 
 from .conftest import wait_until
 
@@ -26,7 +27,14 @@ from pillion.runtime.process import enter
 context = enter("tester")
 if context.epoch == 7:
     raise KeyError("the test's own")
+if context.epoch == 9:
+    import subprocess
+    print(flush=True)
+    print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+    signal.pause()
 print(json.dumps([context.name, context.epoch, context.config.model, str(context.run_dir.root)]), flush=True)
+while context.epoch == 8:
+    pass
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.raise_signal(number)
 print("alive", flush=True)
@@ -37,7 +45,7 @@ sys.stdin.read()
 class Actor:
     """A process that enters as an actor does, with pipes that this test holds."""
 
-    def __init__(self, run_dir: RunDir, epoch: int = 1) -> None:
+    def __init__(self, run_dir: RunDir, epoch: int = 1, process_group: int | None = None) -> None:
         run_dir.config.write_bytes(EngineConfig(model="fake").to_json())
         lifetime_fd, self.our_lifetime_fd = os.pipe()
         lock_fd = os.open(run_dir.lock, os.O_RDWR | os.O_CREAT)
@@ -49,6 +57,7 @@ class Actor:
             pass_fds=(lifetime_fd, lock_fd),
             env=child_environment(),
             text=True,
+            process_group=process_group,
         )
         os.close(lifetime_fd)
         os.close(lock_fd)
@@ -63,7 +72,7 @@ def test_an_actor_knows_itself_ignores_signals_and_ends_with_its_launcher(run_di
     assert json.loads(actor.read_line()) == ["tester", 1, "fake", str(run_dir.root)]
     assert actor.read_line() == "alive"
     os.close(actor.our_lifetime_fd)
-    assert actor.process.wait(5) == LAUNCHER_GONE_STATUS
+    assert actor.process.wait(5) == -signal.SIGKILL
     actor.process.communicate()
 
 
@@ -78,14 +87,45 @@ def test_the_thread_that_started_an_actor_may_end(run_dir: RunDir) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         actor.process.wait(0.5)
     os.close(actor.our_lifetime_fd)
-    assert actor.process.wait(5) == LAUNCHER_GONE_STATUS
+    assert actor.process.wait(5) == -signal.SIGKILL
     actor.process.communicate()
+
+
+@pytest.mark.parametrize("state", ["stopped", "spinning"])
+def test_an_actor_that_cannot_run_ends_with_its_launcher(run_dir: RunDir, state: str) -> None:
+    actor = Actor(run_dir, epoch=8 if state == "spinning" else 1)
+    actor.read_line()
+    if state == "stopped":
+        actor.process.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{actor.process.pid}/stat")
+        wait_until("it is stopped", 5, lambda: stat.read_text().split(") ")[1][0] == "T")
+    os.close(actor.our_lifetime_fd)
+    assert actor.process.wait(5) == -signal.SIGKILL
+    actor.process.communicate()
+
+
+def test_the_children_of_an_actor_end_with_its_launcher(run_dir: RunDir) -> None:
+    actor = Actor(run_dir, epoch=9, process_group=0)
+    actor.read_line()
+    child = int(actor.read_line())
+    os.close(actor.our_lifetime_fd)
+    assert actor.process.wait(5) == -signal.SIGKILL
+    wait_until("its child has ended", 5, lambda: not is_running(child))
+    actor.process.communicate()
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, unless nobody has waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except OSError:
+        return False
 
 
 def test_an_actor_started_by_a_dead_launcher_ends(run_dir: RunDir) -> None:
     actor = Actor(run_dir)
     os.close(actor.our_lifetime_fd)
-    assert actor.process.wait(10) == LAUNCHER_GONE_STATUS
+    assert actor.process.wait(10) == -signal.SIGKILL
     actor.process.communicate()
 
 

@@ -1,9 +1,11 @@
 """The child table: ends of children as one line, and children that nothing can end."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from pillion.messages.control import ActorFailed
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import DaemonLock, RunDir
 from pillion.runtime.supervision import ACTORS, ActorSpec, Child, Supervisor
+
+from .conftest import wait_until
 
 SLEEPER = "import signal; signal.pause()"
 
@@ -85,7 +89,7 @@ async def test_waiting_for_a_child_that_nothing_ends_has_a_deadline(
     supervisor.start()
     child = supervisor.children["a"]
     with monkeypatch.context() as driver_that_hangs:
-        driver_that_hangs.setattr(child.process, "kill", lambda: None)
+        driver_that_hangs.setattr(os, "killpg", lambda group, number: None)
         supervisor.kill([child])
         async with asyncio.timeout(2):
             assert await supervisor.wait_gone([child], 0.1) == [child]
@@ -117,6 +121,35 @@ async def test_closing_ends_whoever_lives(run_dir: RunDir, lock: DaemonLock) -> 
     child = supervisor.children["a"]
     supervisor.close()
     assert await supervisor.wait_gone([child], 10) == []
+
+
+@pytest.mark.parametrize("ends", ["by itself", "when killed"])
+async def test_what_a_child_has_started_ends_with_it(
+    run_dir: RunDir, lock: DaemonLock, ends: str
+) -> None:
+    told = run_dir.root / "pid"
+    script = (
+        "import pathlib, signal, subprocess\n"
+        f"pathlib.Path({str(told)!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid))\n"
+        + ("signal.pause()" if ends == "when killed" else "")
+    )
+    supervisor = Supervisor([spec("a", script)], run_dir, lock.descriptor, lambda child: None)
+    supervisor.start()
+    child = supervisor.children["a"]
+    if ends == "when killed":
+        await asyncio.to_thread(
+            wait_until, "it has a child", 10, lambda: told.exists() and told.read_text() != ""
+        )
+        supervisor.kill([child])
+    assert await supervisor.wait_gone([child], 10) == []
+    state = Path(f"/proc/{told.read_text()}/stat")
+    await asyncio.to_thread(
+        wait_until,
+        "what it has started has ended",
+        5,
+        lambda: not state.exists() or state.read_text().split(") ")[1][0] == "Z",
+    )
+    supervisor.close()
 
 
 async def test_a_command_that_does_not_exist_raises(run_dir: RunDir, lock: DaemonLock) -> None:

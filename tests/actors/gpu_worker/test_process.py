@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import NS_PER_MS
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import RunDir
-from pillion.runtime.process import LAUNCHER_GONE_STATUS, actor_arguments, child_environment
+from pillion.runtime.process import actor_arguments, child_environment
 
 DEADLINE_S = 120.0
 TINY_LLAMA = {
@@ -209,5 +210,5 @@ def test_a_worker_ends_with_its_launcher(start: Any) -> None:
     worker = start()
     worker.wait_for(EngineGeometry)
     os.close(worker.lifetime_fd)
-    assert worker.process.wait(DEADLINE_S) == LAUNCHER_GONE_STATUS
+    assert worker.process.wait(DEADLINE_S) == -signal.SIGKILL
     worker.lifetime_fd = os.open(os.devnull, os.O_RDONLY)
