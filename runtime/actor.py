@@ -153,8 +153,8 @@ def actor_ready(context: ActorContext) -> ActorReady:
     return ActorReady(actor=context.name, epoch=context.epoch, pid=os.getpid())
 
 
-def report_failure(context: ActorContext, error: Exception) -> None:
-    """Logs why this actor is about to exit, and tells the launcher."""
+def report_failure(context: ActorContext, error: Exception, spends_budget: bool = True) -> None:
+    """Logs why this actor is about to exit, and tells the launcher whether the actor itself is to blame."""
     details = "".join(traceback.format_exception(error))
     logger.error("the actor fails:\n%s", details.rstrip())
     summary = " ".join(str(error).split())
@@ -166,6 +166,7 @@ def report_failure(context: ActorContext, error: Exception) -> None:
             epoch=context.epoch,
             message=f"{type(error).__name__}: {summary}" if summary else type(error).__name__,
             details=details,
+            spends_budget=spends_budget,
         ),
     )
     post.close()

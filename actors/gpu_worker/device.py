@@ -82,6 +82,16 @@ class Device:
         self.is_cuda = device.type == "cuda"
         self._copy_stream = torch.cuda.Stream(device) if self.is_cuda else None  # type: ignore[no-untyped-call]
 
+    def is_lost(self) -> bool:
+        """Whether an error has broken the device's context, for good. Waits for all that was launched."""
+        if not self.is_cuda:
+            return False
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False
+
     def upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """The array on the device, ordered before what is launched next.
 

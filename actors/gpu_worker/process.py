@@ -51,7 +51,11 @@ def main() -> int:
     finally:
         post.close()
     worker.outgoing.append(("launcher", geometry))
-    return run_actor(context, worker, WorkerInbox)
+    status = run_actor(context, worker, WorkerInbox)
+    if worker.device_error is not None:
+        report_failure(context, worker.device_error, spends_budget=False)
+        return 1
+    return status
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ class Stages:
         """A worker without plans. On the CPU a launch returns when the step is done, so nothing is in flight."""
         return Worker(
             epoch=epoch,
+            device=self.device,
             states=self.states,
             input_preparer=self.input_preparer,
             executor=self.executor,

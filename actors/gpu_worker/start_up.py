@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -12,6 +13,7 @@ from pillion.actors.gpu_worker.device import (
     choose_device,
     free_memory_bytes,
 )
+from pillion.actors.gpu_worker.faults import FaultyExecutor
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.limits import (
     KvShape,
@@ -33,6 +35,7 @@ from pillion.actors.gpu_worker.warm_up import warm_up
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.control import EngineGeometry, KvGroupGeometry
 from pillion.runtime.config import EngineConfig
+from pillion.runtime.fault_flags import fault_flags_of
 from pillion.runtime.model_source import ModelSource, resolve_model
 
 # Tokens of a warm-up prefill: enough to load every operator, few enough to take no time.
@@ -97,6 +100,9 @@ def start_worker(
     if stages.capturer is not None:
         stages.capturer.capture_all()
         end_phase("graphs")
+    flags = fault_flags_of(config, "gpu_worker")
+    if flags:
+        stages = replace(stages, executor=FaultyExecutor(loaded.model, kv_cache, flags))
     geometry = _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
     return stages.worker(epoch, config.steps_in_flight), geometry
 

@@ -1,15 +1,21 @@
 """The worker's core: plans in, one step at a time, outputs out."""
 
+import logging
 from collections import deque
-from dataclasses import dataclass
 from typing import Final, assert_never
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 
+from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.input_preparer import InputPreparer, PlanRows
+from pillion.actors.gpu_worker.launched_steps import LaunchedStep, LaunchedSteps
 from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor, PendingOutput, StepIdentity
 from pillion.actors.gpu_worker.request_states import RequestStates
+from pillion.actors.gpu_worker.step_faults import DeviceLost, failure_of, rows_of
 from pillion.messages.base import RingMessage
 from pillion.messages.control import PeerRestarted, Shutdown
 from pillion.messages.inboxes import WorkerInbox
@@ -20,14 +26,7 @@ from pillion.runtime.errors import InvariantBroken
 # The edge first: a client waits for it, while the scheduler has planned ahead.
 OUTPUT_RECEIVERS: Final = ("detokenizer", "scheduler")
 
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A step whose output has not been collected."""
-
-    identity: StepIdentity
-    pending: PendingOutput
-    times: StepTimes | None
+logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -35,11 +34,15 @@ class Worker:
 
     One call of `tick` launches or collects one step, so messages are seen between any two steps. Up to
     `steps_in_flight` steps are launched before the first of them is collected.
+
+    An exception in a step is answered as a StepFailure, behind the steps launched before it. If it has broken
+    the device, the worker has `finished`, and `device_error` says of what.
     """
 
     def __init__(
         self,
         epoch: int,
+        device: Device,
         states: RequestStates,
         input_preparer: InputPreparer,
         executor: ModelExecutor,
@@ -48,8 +51,10 @@ class Worker:
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
+        self.device_error: Exception | None = None
         self.counters: dict[str, int | float] = {
             "steps": 0,
+            "failed_steps": 0,
             "prefill_tokens": 0,
             "decode_tokens": 0,
             "prepare_ns": 0,
@@ -58,6 +63,7 @@ class Worker:
         }
         self.gauges: dict[str, int | float | str] = {}
         self._epoch = epoch
+        self._device = device
         self._states = states
         self._input_preparer = input_preparer
         self._executor = executor
@@ -68,8 +74,9 @@ class Worker:
         self._plan: StepPlan | None = None
         self._executions = 0  # of _plan
         self._last_plan_id: int | None = None
+        self._awaits_fresh_plan = False
         self._next_step_id = 0
-        self._launched: deque[_Launched] = deque()
+        self._launched = LaunchedSteps()
 
     @torch.inference_mode()
     def on_message(self, message: WorkerInbox, now_ns: int) -> None:
@@ -88,14 +95,11 @@ class Worker:
     @torch.inference_mode()
     def tick(self, now_ns: int) -> int | None:
         """Launches a step or collects one. Returns now_ns while there is work: come back at once."""
-        may_launch = len(self._launched) < self._steps_in_flight
-        started_ns = clock_ns()
-        if may_launch and (granted := self._next_rows()) is not None:
-            self._launch(*granted, started_ns)
+        if len(self._launched) < self._steps_in_flight and self._launch():
             if len(self._launched) == self._steps_in_flight:
                 self._collect()
-        elif self._launched and self._launched[0].pending.is_ready():
-            self._collect()
+        else:
+            self._collect(only_if_ready=True)
         return now_ns if self.has_work else None
 
     @property
@@ -107,6 +111,9 @@ class Worker:
         if plan.epoch < self._scheduler_epoch:
             return
         self._on_scheduler_epoch(plan.epoch)
+        if self._awaits_fresh_plan and not plan.fresh:
+            return
+        self._awaits_fresh_plan = False
         if self._last_plan_id is not None and plan.plan_id != self._last_plan_id + 1:
             raise InvariantBroken(f"plan {plan.plan_id} follows plan {self._last_plan_id}")
         self._last_plan_id = plan.plan_id
@@ -117,6 +124,11 @@ class Worker:
         if epoch <= self._scheduler_epoch:
             return
         self._scheduler_epoch = epoch
+        self._awaits_fresh_plan = False
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forgets all plans and frees all slots."""
         self._last_plan_id = None
         self._plans.clear()
         self._plan = None
@@ -124,33 +136,42 @@ class Worker:
         self._input_preparer.release(occupied)
         self._output_processor.release(occupied)
 
-    def _next_rows(self) -> tuple[StepPlan, PlanRows] | None:
-        """The next execution of a plan; None: every plan had its turn and no grant is left."""
+    def _launch(self) -> bool:
+        """Launches the next execution of a plan. False: every plan had its turn and no grant is left."""
+        started_ns = clock_ns()
         if self._plans:
-            plan = self._plans.popleft()
-            self._input_preparer.apply(plan)
-            self._output_processor.apply(plan)
-            self._plan, self._executions = plan, 0
-            return plan, self._input_preparer.rows(plan, 0)
-        if self._plan is None:
-            return None
-        rows = self._input_preparer.rows(self._plan, self._executions)
-        if len(rows):
-            return self._plan, rows
-        # Nothing that this plan names can go on before another plan says more.
-        self._plan = None
-        return None
-
-    def _launch(self, plan: StepPlan, rows: PlanRows, started_ns: int) -> None:
-        identity = StepIdentity(self._epoch, self._next_step_id, plan.plan_id, self._executions)
+            self._plan, self._executions = self._plans.popleft(), 0
+        plan = self._plan
+        if plan is None:
+            return False
+        step = StepIdentity(self._epoch, self._next_step_id, plan.plan_id, self._executions)
+        rows: PlanRows | None = None
+        try:
+            rows = self._rows(plan)
+            if self._executions and not len(rows):
+                # Nothing that this plan names can go on before another plan says more.
+                self._plan = None
+                return False
+            sequence_ids = rows_of(self._states, plan, rows)
+            pending, times = PendingOutput.of_nothing(), None
+            if len(rows):
+                pending, times = self._run(rows, started_ns)
+        except Exception as error:
+            self._fail(error, step, rows_of(self._states, plan, rows))
+            return True
         self._next_step_id += 1
         self._executions += 1
         if self._executions >= plan.repeat:
             self._plan = None
-        pending, times = (
-            self._run(rows, started_ns) if len(rows) else (PendingOutput.of_nothing(), None)
-        )
-        self._launched.append(_Launched(identity, pending, times))
+        self._launched.add(LaunchedStep(step, sequence_ids, pending, times))
+        return True
+
+    def _rows(self, plan: StepPlan) -> PlanRows:
+        """The rows of the plan's next execution; what it changes is applied before the first one."""
+        if self._executions == 0:
+            self._input_preparer.apply(plan)
+            self._output_processor.apply(plan)
+        return self._input_preparer.rows(plan, self._executions)
 
     def _run(self, rows: PlanRows, started_ns: int) -> tuple[PendingOutput, StepTimes]:
         """The three stages of a step; preparation counts from when its plan was taken."""
@@ -169,12 +190,56 @@ class Worker:
         self._count(times)
         return pending, times
 
-    def _collect(self) -> None:
-        launched = self._launched.popleft()
-        output = self._output_processor.collect(launched.pending, launched.identity, launched.times)
+    def _collect(self, only_if_ready: bool = False) -> None:
+        """Answers the oldest step that was launched, if there is one."""
+        launched = self._launched.oldest
+        if launched is None:
+            return
+        try:
+            if only_if_ready and not launched.pending.is_ready():
+                return
+            output = self._output_processor.collect(
+                launched.pending, launched.identity, launched.times
+            )
+        except Exception as error:
+            # Those launched behind it took its tokens for good.
+            self._fail(error, launched.identity, self._launched.void())
+            return
+        self._launched.drop_oldest()
+        if launched.failure is not None:
+            output = replace(output, failure=launched.failure)
         # An edge has no use for a step that had no rows.
         receivers = OUTPUT_RECEIVERS if launched.times is not None else ("scheduler",)
         self.outgoing += [(receiver, output) for receiver in receivers]
+
+    def _fail(
+        self, error: Exception, step: StepIdentity, sequence_ids: npt.NDArray[np.int64]
+    ) -> None:
+        """This step gives nothing; with the device, those launched before it are lost too.
+
+        Raises the error if it is a bug in the ring, or if no sequence can have caused it.
+        """
+        if isinstance(error, InvariantBroken):
+            raise error
+        is_lost = isinstance(error, DeviceLost) or self._device.is_lost()
+        if is_lost and self._launched.oldest is not None:
+            step = self._launched.oldest.identity
+            sequence_ids = np.concatenate([self._launched.void(), sequence_ids])
+        if not len(sequence_ids):
+            raise error
+        logger.warning("step %d of plan %d failed", step.step_id, step.plan_id, exc_info=error)
+        self.counters["failed_steps"] += 1
+        self._next_step_id = step.step_id + 1
+        failure = failure_of(error, sequence_ids, is_lost)
+        nothing = PendingOutput.of_nothing()
+        self._launched.add(LaunchedStep(step, sequence_ids, nothing, failure=failure))
+        if is_lost:
+            self._collect()
+            self.device_error = error
+            self.finished = True
+        else:
+            self._clear()
+            self._awaits_fresh_plan = True
 
     def _count(self, times: StepTimes) -> None:
         counters = self.counters

@@ -22,5 +22,5 @@ def new_counters() -> Counters:
     """All counters at zero, so that `pillion status` shows them from the start."""
     names = ["received", "rejected", *(f"finished_{outcome}" for outcome in OUTCOMES)]
     names += ["preemptions", "prompt_tokens", "cached_prompt_tokens", "generated_tokens"]
-    names += ["plans", "steps", "stale_rows"]
+    names += ["plans", "steps", "stale_rows", "failed_steps"]
     return dict.fromkeys(names, 0)

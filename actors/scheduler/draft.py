@@ -52,7 +52,9 @@ class Draft:
             self.append_groups.extend(array("i", [group]) * len(ids))
             self.append_blocks.extend(ids)
 
-    def build(self, epoch: int, plan_id: int, repeat: int) -> tuple[StepPlan, SentPlan]:
+    def build(
+        self, epoch: int, plan_id: int, repeat: int, fresh: bool
+    ) -> tuple[StepPlan, SentPlan]:
         """The message, and what to remember of it."""
         rows = [*self.decode_rows, *(sequence for sequence, _, _ in self.prefill_rows)]
         num_decodes = len(self.decode_rows)
@@ -71,6 +73,7 @@ class Draft:
             append_blocks=self.append_blocks.tobytes(),
             new_sequences=[_new_sequence(sequence) for sequence in self.admitted],
             released_slots=array("i", [sequence.slot for sequence in self.released]).tobytes(),
+            fresh=fresh,
         )
         sent = SentPlan(
             plan_id=plan_id,

@@ -56,7 +56,8 @@ class Lookahead:
     def on_prefix_found(self, message: PrefixFound, ledger: BlockLedger) -> Sequence | None:
         """The answer to FindPrefix; returns the new candidate.
 
-        A sequence that has ended meanwhile gives its blocks back, and is None. So is one whose prefix
+        A sequence that has ended meanwhile gives its blocks back, and is None. So is one whose turn it is no
+        more, because others are on trial; it queues again. So is one whose prefix
         was found in memory that was lost meanwhile; it queues again.
         """
         sequence = self._matching.pop(message.sequence_id, None)
@@ -70,6 +71,10 @@ class Lookahead:
             sequence.phase = Phase.CLOSED
             return None
         if is_doubtful:
+            ledger.release(sequence)
+            self._book.requeue(sequence)
+            return None
+        if not self._book.may_run(sequence):
             ledger.release(sequence)
             self._book.requeue(sequence)
             return None

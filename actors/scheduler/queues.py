@@ -80,6 +80,14 @@ class WaitingQueue:
         lane = self._lanes[(sequence.request.priority, sequence.request.client.key)]
         self._take(lane, bisect_left(lane.ranks, sequence.rank))
 
+    def take_all(self) -> list[Sequence]:
+        """Takes everybody out."""
+        sequences = [sequence for lane in self._lanes.values() for sequence in lane.sequences]
+        self._lanes.clear()
+        self._heap.clear()
+        self._num_waiting = 0
+        return sequences
+
     def _take(self, lane: _Lane, place: int) -> Sequence:
         del lane.ranks[place]
         sequence = lane.sequences.pop(place)

@@ -9,6 +9,7 @@ from pillion.actors.scheduler.deadlines import Deadlines
 from pillion.actors.scheduler.fair_share import FairShare
 from pillion.actors.scheduler.queues import WaitingQueue
 from pillion.actors.scheduler.sequence import Phase, Request, Sequence
+from pillion.actors.scheduler.step_faults import StepFaults
 from pillion.messages.blocks import PRIVATE_SALT_PREFIX
 from pillion.messages.ids import FinishReason, SequenceId
 from pillion.messages.requests import NewRequest
@@ -20,11 +21,13 @@ TOKEN_BYTES: Final = 4
 class RequestBook:
     """Requests as their clients see them. What they hold of the engine is not its business."""
 
-    def __init__(self, enable_prefix_caching: bool) -> None:
+    def __init__(self, enable_prefix_caching: bool, faults: StepFaults) -> None:
         self.open: dict[SequenceId, Sequence] = {}  # without an outcome
         self.fair_share = FairShare()
         self.queue = WaitingQueue()
         self.deadlines = Deadlines()
+        self._faults = faults
+        self._aside = WaitingQueue()  # while others are on trial for a step that failed
         self._caching = enable_prefix_caching
 
     def accept(self, message: NewRequest) -> Request | None:
@@ -51,6 +54,9 @@ class RequestBook:
             request.open_sequences.append(sequence)
             self.open[sequence.sequence_id] = sequence
         self.deadlines.add(request)
+        for sequence in request.open_sequences:
+            if self._faults.is_suspect(sequence.sequence_id):
+                self.requeue(sequence)  # it is tried by itself, whoever leads
         self._lead(request)
         return request
 
@@ -59,12 +65,13 @@ class RequestBook:
         request = sequence.request
         sequence.outcome = outcome
         del self.open[sequence.sequence_id]
+        self._faults.forget(sequence.sequence_id)
         self.fair_share.leave(request.client)
         request.open_sequences.remove(sequence)
         if not request.open_sequences:
             self.deadlines.discard(request)
         if sequence.phase is Phase.WAITING:
-            self.queue.remove(sequence)
+            self._queue_of(sequence).remove(sequence)
         if sequence.phase in (Phase.WAITING, Phase.HELD):
             sequence.phase = Phase.CLOSED
         if request.leader is sequence:
@@ -73,7 +80,16 @@ class RequestBook:
     def requeue(self, sequence: Sequence) -> None:
         """The sequence has lost its place and waits for another one."""
         sequence.phase = Phase.WAITING
-        self.queue.push(sequence)
+        self._queue_of(sequence).push(sequence)
+
+    def may_run(self, sequence: Sequence) -> bool:
+        """Whether it need not wait for a trial of others."""
+        return self._faults.may_run(sequence.sequence_id)
+
+    def sort_queue(self) -> None:
+        """Others than before may run: those who may not wait aside."""
+        for sequence in self.queue.take_all() + self._aside.take_all():
+            self._queue_of(sequence).push(sequence)
 
     def follow(self, leader: Sequence, block_size_tokens: int) -> None:
         """Queues the samples that wait for this one, if they can share its prompt now.
@@ -90,6 +106,9 @@ class RequestBook:
         for sequence in request.open_sequences:
             if sequence.phase is Phase.HELD:
                 self.requeue(sequence)
+
+    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
+        return self.queue if self.may_run(sequence) else self._aside
 
     def _lead(self, request: Request) -> None:
         held = (s for s in request.open_sequences if s.phase is Phase.HELD)

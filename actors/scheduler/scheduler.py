@@ -12,8 +12,10 @@ from pillion.actors.scheduler.planner import Planner
 from pillion.actors.scheduler.request_book import TOKEN_BYTES, RequestBook, find_fault
 from pillion.actors.scheduler.rows import take_rows
 from pillion.actors.scheduler.sequence import Phase, Request, Sequence
+from pillion.actors.scheduler.step_faults import StepFaults, clearing_marks
 from pillion.messages.base import RingMessage
 from pillion.messages.blocks import BlockLease, PrefixFound, RecallLease
+from pillion.messages.codec import unpack_int64
 from pillion.messages.control import Drain, Drained, EngineGeometry, PeerRestarted, Shutdown
 from pillion.messages.ids import ErrorCode, FinishReason, RequestId
 from pillion.messages.inboxes import SchedulerInbox
@@ -24,12 +26,15 @@ from pillion.messages.requests import (
     RequestRejected,
     RequestScheduled,
 )
-from pillion.messages.steps import StepOutput
+from pillion.messages.steps import StepFailure, StepOutput
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import InvariantBroken
 
 STOPPING: Final = "the daemon is stopping"
 OUT_OF_TIME: Final = "the request's deadline has passed"
+FAILED_ALONE: Final = (
+    "the step that computes this answer failed each time, the last time with nothing else in it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,14 @@ class Scheduler:
         self._epoch = epoch
         self._config = config
         self._peer_epochs: dict[str, int] = {}
-        self._book = RequestBook(config.enable_prefix_caching)
+        self._faults = StepFaults()
+        self._book = RequestBook(config.enable_prefix_caching, self._faults)
         self._lookahead = Lookahead(self._book)
         self._in_flight = InFlight()
         self._engine: _Engine | None = None
         self._worker_ready = False
         self._last_plan_id = 0
+        self._is_fresh = True  # the next plan finds, or makes, the worker's table empty
         self._drain_ns: int | None = None
         self._said_drained = False
 
@@ -103,6 +110,8 @@ class Scheduler:
         commits_left = False
         if self._engine is not None and self._worker_ready:
             planner, ledger = self._engine.planner, self._engine.ledger
+            if self._faults.next_trial(self._book.open):
+                self._make_way(planner, ledger)
             while planner.wants_step(now_ns) and self._send_plan(planner):
                 pass
             planner.fill_lookahead()
@@ -238,6 +247,9 @@ class Scheduler:
     def _on_step_output(self, message: StepOutput) -> None:
         engine = self._engine_now()
         plan = self._in_flight.answer(message.plan_id, message.execution)
+        if message.failure is not None:
+            self._on_step_failed(plan, message.execution, message.failure, engine)
+            return
         taken = take_rows(message, self._book.open, engine.ledger)
         self.counters["steps"] += 1
         self.counters["generated_tokens"] += taken.num_tokens
@@ -258,6 +270,34 @@ class Scheduler:
         for sequence in plan.released:
             del engine.planner.running.left[sequence]
             self._give_back(sequence, engine.ledger, keep_content=sequence.outcome != "error")
+
+    def _on_step_failed(
+        self, plan: SentPlan, execution: int, failure: StepFailure, engine: _Engine
+    ) -> None:
+        """Nothing came of the step, nor will of the plans behind it; everyone begins again with what is known.
+
+        What the step wrote lies behind the computed tokens, so no block of it is ever committed.
+        """
+        self.counters["failed_steps"] += 1
+        book = self._book
+        suspects = unpack_int64(failure.sequence_ids)
+        clear_at = clearing_marks(suspects, plan, execution, book.open)
+        guilty = self._faults.accuse(clear_at, len(suspects))
+        if guilty is not None:
+            self._close(book.open[guilty], "error", f"{FAILED_ALONE}: {failure.message}")
+        if failure.device_lost:
+            return  # as is this worker; the next one's first sign follows
+        self._is_fresh = True
+        self._in_flight.clear()
+        for sequence in engine.planner.abandon():
+            self._give_back(sequence, engine.ledger, keep_content=sequence.outcome != "error")
+
+    def _make_way(self, planner: Planner, ledger: BlockLedger) -> None:
+        """Others than before may run: whoever does makes room, and goes on when its turn comes again."""
+        for sequence in list(planner.running.sequences.values()):
+            planner.running.leave(sequence)
+        self._lookahead.put_back(ledger)
+        self._book.sort_queue()
 
     def _give_back(self, sequence: Sequence, ledger: BlockLedger, keep_content: bool) -> None:
         """Gives the blocks of a sequence without a slot back; a preempted one queues again."""
@@ -286,7 +326,8 @@ class Scheduler:
             if not sequence.was_scheduled:
                 self._announce(sequence)
         self._last_plan_id += 1
-        plan, sent = draft.build(self._epoch, self._last_plan_id, repeat)
+        plan, sent = draft.build(self._epoch, self._last_plan_id, repeat, self._is_fresh)
+        self._is_fresh = False
         self._in_flight.add(sent)
         self.outgoing.append(("gpu_worker", plan))
         return True

@@ -1,11 +1,12 @@
 """A whole engine in one process: the real scheduler and KV manager, a fake worker and a fake edge."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fake_edge import FakeEdge, make_request, make_sampling
 from fake_model import FakeModel
-from fake_worker import FakeWorker, fake_geometry
+from fake_worker import FakeRow, FakeWorker, fake_geometry
 from memory_ring import Pace, RingSimulation
 
 from pillion.actors.kv_manager.kv_manager import KvManager
@@ -48,7 +49,9 @@ class Engine:
         sizes: EngineSizes | None = None,
         pace: Pace | None = None,
         verify_every: int = 50,
+        fails: Callable[[list[FakeRow]], bool] = lambda rows: False,
     ) -> None:
+        self._fails = fails
         self.sizes = sizes = sizes or EngineSizes()
         self.model = FakeModel(sizes.vocab_size, sizes.max_model_len, sizes.poison_every)
         self.ring = RingSimulation(seed, pace)
@@ -160,6 +163,7 @@ class Engine:
             sizes.block_size,
             sizes.steps_in_flight,
             epoch=epoch,
+            fails=self._fails,
         )
 
     def _new_scheduler(self, epoch: int) -> Scheduler:

@@ -5,6 +5,7 @@ would attend over is its own past. That finds blocks reused too early, wrong pre
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -16,10 +17,11 @@ from pillion.messages.control import EngineGeometry, KvGroupGeometry, PeerRestar
 from pillion.messages.ids import FINISH_ERROR, FINISH_NONE, SequenceId
 from pillion.messages.inboxes import WorkerInbox
 from pillion.messages.sampling import TokenSampling
-from pillion.messages.steps import NewSequence, StepOutput, StepPlan
+from pillion.messages.steps import NewSequence, StepFailure, StepOutput, StepPlan
 from pillion.runtime.errors import InvariantBroken
 
 _NEVER_WRITTEN = -1
+_SPOILED = -2
 _NOBODY = -1
 
 
@@ -35,6 +37,7 @@ class FakeRow:
     num_computed: int
     sampling: TokenSampling
     block_ids: list[int]
+    num_written: int = 0  # by its newest step
     finished: bool = False
     noted_finished: bool = False  # the host knows as well
 
@@ -58,6 +61,7 @@ class LaunchedStep:
     plan_id: int
     execution: int
     samples: list[Sample]
+    failure: StepFailure | None = None
 
 
 @dataclass(slots=True)
@@ -80,6 +84,13 @@ class FakePool:
             cell += position % self.block_size
             self.cells[cell] = row.states[position]
             self.writers[cell] = row.sequence_id
+
+    def spoil(self, rows: list[FakeRow]) -> None:
+        """A step that failed halfway may have written anything where its rows write."""
+        for row in rows:
+            for position in range(row.num_computed - row.num_written, row.num_computed):
+                cell = row.block_ids[position // self.block_size] * self.block_size
+                self.cells[cell + position % self.block_size] = _SPOILED
 
     def check(self, row: FakeRow) -> set[SequenceId]:
         """Raises InvariantBroken unless all computed positions hold the row's own past; names the writers."""
@@ -113,10 +124,16 @@ class FakeWorker:
         steps_in_flight: int = 2,
         check_kv: bool = True,
         epoch: int = 1,
+        fails: Callable[[list[FakeRow]], bool] = lambda rows: False,
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
-        self.counters: dict[str, int | float] = {"steps": 0, "rows": 0, "repeats": 0}
+        self.counters: dict[str, int | float] = {
+            "steps": 0,
+            "rows": 0,
+            "repeats": 0,
+            "failed_steps": 0,
+        }
         self.gauges: dict[str, int | float | str] = {}
         self.rows: dict[int, FakeRow] = {}  # by slot
         self.shared: set[tuple[SequenceId, SequenceId]] = set()
@@ -128,6 +145,8 @@ class FakeWorker:
         self._steps_in_flight = steps_in_flight
         self._check_kv = check_kv
         self._epoch = epoch
+        self._fails = fails
+        self._awaits_fresh_plan = False
         self._scheduler_epoch = 1
         self._plans: deque[StepPlan] = deque()
         self._plan: StepPlan | None = None
@@ -143,6 +162,11 @@ class FakeWorker:
                 if message.epoch < self._scheduler_epoch:
                     return
                 self._on_scheduler_epoch(message.epoch)
+                if self._awaits_fresh_plan and not message.fresh:
+                    return
+                self._awaits_fresh_plan = False
+                if message.fresh and self.rows:
+                    raise InvariantBroken(f"fresh plan {message.plan_id} finds {self.rows}")
                 if self._next_plan_id not in (None, message.plan_id):
                     raise InvariantBroken(f"plan {message.plan_id}, expected {self._next_plan_id}")
                 self._next_plan_id = message.plan_id + 1
@@ -172,11 +196,15 @@ class FakeWorker:
     def _on_scheduler_epoch(self, epoch: int) -> None:
         if epoch > self._scheduler_epoch:
             self._scheduler_epoch = epoch
-            self._plans.clear()
-            self._plan = self._next_plan_id = None
-            for slot in list(self.rows):
-                self._release(slot)
-            self._cooling.clear()
+            self._awaits_fresh_plan = False
+            self._clear()
+
+    def _clear(self) -> None:
+        self._plans.clear()
+        self._plan = self._next_plan_id = None
+        for slot in list(self.rows):
+            self._release(slot)
+        self._cooling.clear()
 
     def _launch(self) -> bool:
         """Launches the next execution of a plan, if any has one."""
@@ -187,10 +215,21 @@ class FakeWorker:
             self._plan = None
             return False
         plan = self._plan
-        samples = self._run(plan, first=self._executions == 0)
-        self._launched.append(
-            LaunchedStep(self._next_step_id, plan.plan_id, self._executions, samples)
-        )
+        active = self._compute_rows(plan, first=self._executions == 0)
+        step = LaunchedStep(self._next_step_id, plan.plan_id, self._executions, [])
+        self._launched.append(step)
+        rows = [row for _, row in active]
+        if rows and self._fails(rows):
+            step.failure = StepFailure(
+                message="a fake fault", sequence_ids=pack_int64(row.sequence_id for row in rows)
+            )
+            self.counters["failed_steps"] += 1
+            self._next_step_id += 1
+            self._pool.spoil(rows)
+            self._clear()
+            self._awaits_fresh_plan = True
+            return True
+        step.samples = self._sample_rows(active)
         self.counters["repeats"] += self._executions > 0
         self._next_step_id += 1
         self._executions += 1
@@ -261,8 +300,8 @@ class FakeWorker:
             and row.num_computed < capacity
         )
 
-    def _run(self, plan: StepPlan, first: bool) -> list[Sample]:
-        """One execution: all rows write, then all rows read."""
+    def _compute_rows(self, plan: StepPlan, first: bool) -> list[tuple[int, FakeRow]]:
+        """The first half of an execution: all rows write."""
         columns = (plan.slots, plan.generations, plan.starts, plan.num_tokens)
         active: list[tuple[int, FakeRow]] = []
         for slot, generation, start, num_tokens in zip(*map(unpack_ids, columns), strict=True):
@@ -280,6 +319,10 @@ class FakeWorker:
             active.append((slot, row))
         if len(set(unpack_ids(plan.slots))) != num_ids(plan.slots):
             raise InvariantBroken(f"a slot has two rows in {plan}")
+        return active
+
+    def _sample_rows(self, active: list[tuple[int, FakeRow]]) -> list[Sample]:
+        """The other half: all rows read."""
         self.counters["steps"] += 1
         self.counters["rows"] += len(active)
         if self._check_kv:
@@ -306,6 +349,7 @@ class FakeWorker:
                     " which released it, is answered"
                 )
         self._pool.write(row, start, end)
+        row.num_written = end - start
         row.num_computed = end
 
     def _check(self, row: FakeRow) -> None:
@@ -354,6 +398,7 @@ class FakeWorker:
                 sample.token_id for sample, fails in zip(samples, failed, strict=True) if not fails
             ),
             finish=bytes(sample.finish for sample in samples),
+            failure=step.failure,
             errors={row: "poisoned" for row, fails in enumerate(failed) if fails},
         )
 

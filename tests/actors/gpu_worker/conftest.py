@@ -10,9 +10,9 @@ import torch
 from pillion.actors.gpu_worker.block_tables import BlockTables
 from pillion.actors.gpu_worker.cuda_graphs import GraphTable
 from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.faults import FaultyExecutor
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
-from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
@@ -23,6 +23,7 @@ from pillion.kernels.rotary_kv_write import rotary_kv_write
 from pillion.messages.codec import pack_ids, unpack_ids, unpack_int64
 from pillion.messages.sampling import TokenSampling
 from pillion.messages.steps import NewSequence, StepOutput, StepPlan
+from pillion.runtime.fault_flags import FaultFlag
 
 VOCAB_SIZE = 97
 NUM_LAYERS = 2
@@ -185,6 +186,7 @@ class Rig:
         appends: list[tuple[int, int]] | None = None,
         repeat: int = 1,
         generations: dict[int, int] | None = None,
+        fresh: bool = False,
     ) -> StepPlan:
         """Rows are (slot,) to decode or (slot, start, end) to prefill."""
         plan_id, self.next_plan_id = self.next_plan_id, self.next_plan_id + 1
@@ -203,6 +205,7 @@ class Rig:
             append_blocks=pack_ids(block for _, block in appends or []),
             new_sequences=new or [],
             released_slots=pack_ids(released or []),
+            fresh=fresh,
         )
 
     def run(self, *plans: StepPlan) -> list[StepOutput]:
@@ -214,7 +217,7 @@ class Rig:
     def run_dry(self) -> list[StepOutput]:
         """Ticks until the worker wants to sleep; the new outputs."""
         for _ in range(10_000):
-            if self.worker.tick(0) is None:
+            if self.worker.tick(0) is None or self.worker.finished:
                 break
         else:
             raise AssertionError("the worker never comes to rest")
@@ -251,7 +254,7 @@ class Rig:
         return tokens
 
 
-def make_rig(steps_in_flight: int = 1) -> Rig:
+def make_rig(steps_in_flight: int = 1, fault_flags: tuple[str, ...] = ()) -> Rig:
     """A fresh worker; every KV block is poisoned, so that whatever is read too far shows."""
     cpu = torch.device("cpu")
     device = Device(cpu)
@@ -262,10 +265,12 @@ def make_rig(steps_in_flight: int = 1) -> Rig:
     kv_cache.tensor.fill_(float("nan"))
     states = RequestStates(device, MAX_NUM_SEQS, MAX_MODEL_LEN)
     blocks = BlockTables(device, MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
-    executor = ModelExecutor(model, kv_cache)
+    flags = [FaultFlag.parse(flag) for flag in fault_flags]
+    executor = FaultyExecutor(model, kv_cache, flags)
     sampler = Sampler(VOCAB_SIZE, MAX_NUM_SEQS + 1, MAX_MODEL_LEN, cpu)
     worker = Worker(
         epoch=1,
+        device=device,
         states=states,
         input_preparer=InputPreparer(device, states, blocks, kv_cache, GraphTable()),
         executor=executor,

@@ -1,0 +1,41 @@
+"""A step that failed: what is said of it, and whose it was."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pillion.actors.gpu_worker.input_preparer import PlanRows
+from pillion.actors.gpu_worker.request_states import RequestStates
+from pillion.messages.steps import StepFailure, StepPlan
+
+MAX_MESSAGE_CHARS: Final = 300
+
+
+class DeviceLost(RuntimeError):
+    """The device's context is broken: nothing in this process can use it again."""
+
+
+def rows_of(states: RequestStates, plan: StepPlan, rows: PlanRows | None) -> npt.NDArray[np.int64]:
+    """The sequences of a step, [n] int64; of one that failed before its rows were known, all that it may have had."""
+    if rows is None:
+        new = np.array([new.sequence_id for new in plan.new_sequences], dtype=np.int64)
+        if len(new):
+            return new  # what went wrong is the doing of one of them
+        slots = np.frombuffer(plan.slots, dtype=np.int32)
+        slots = slots[states.generation_np[slots] == np.frombuffer(plan.generations, np.int32)]
+    else:
+        slots = np.concatenate([rows.decode_slots, rows.prefill_slots])
+    return states.sequence_id_np.take(slots)
+
+
+def failure_of(
+    error: Exception, sequence_ids: npt.NDArray[np.int64], device_lost: bool
+) -> StepFailure:
+    """What the scheduler hears: the error in one line."""
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return StepFailure(
+        message=f"{type(error).__name__}: {first_line[:MAX_MESSAGE_CHARS]}",
+        sequence_ids=np.unique(sequence_ids).tobytes(),
+        device_lost=device_lost,
+    )
