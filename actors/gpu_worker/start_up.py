@@ -183,7 +183,7 @@ def _geometry(
         weights_bytes=loaded.weights_bytes,
         kv_bytes=kv_cache.num_bytes,
         num_parameters=num_weights(loaded.config),
-        step_read_bytes=loaded.weights_bytes,
+        step_read_bytes=loaded.row_bytes,
     )
 
 

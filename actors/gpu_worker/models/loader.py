@@ -41,6 +41,7 @@ class LoadedModel:
     config: ModelConfig
     dtype: torch.dtype  # of activations
     weights_bytes: int
+    row_bytes: int  # of weights, that a step of one row reads
 
 
 def open_checkpoint(config: EngineConfig, source: ModelSource) -> Checkpoint:
@@ -109,7 +110,7 @@ def load_model(
     assembly = _Assembly(checkpoint, builder, dtype, branch_dtype, device)
     with _reading_threads() as pool, torch.inference_mode():
         model = assembly.transformer(pool)
-    return LoadedModel(model, shape, dtype, assembly.num_bytes)
+    return LoadedModel(model, shape, dtype, assembly.num_bytes, assembly.row_bytes)
 
 
 def num_weights(config: ModelConfig) -> int:
@@ -159,7 +160,7 @@ class _Assembly:
         branch_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.num_bytes = 0
+        self.num_bytes = self.row_bytes = 0
         self._checkpoint = checkpoint
         self._config = checkpoint.config
         self._builder = builder
@@ -192,6 +193,7 @@ class _Assembly:
         final_norm = self._norm("model.norm", config.hidden_size)
         self._builder.settle()
         self.num_bytes += sum(linear.num_bytes for linear in self._linears)
+        self.row_bytes = sum(linear.row_bytes for linear in self._linears)
         rotary = RotaryEmbedding(config.rope, config.head_dim, self._device, config.max_positions)
         return Transformer(
             table, layers, final_norm, head, rotary, config.rms_norm_eps, self._dtype

@@ -64,6 +64,11 @@ class AdaptiveLinear:
         """See `Linear.num_bytes`."""
         return sum(form.num_bytes for form in self.forms.values())
 
+    @property
+    def row_bytes(self) -> int:
+        """See `Linear.row_bytes`."""
+        return self._by_rows[1].row_bytes
+
     def follow(self, plan: Plan) -> None:
         """From now on uses the plan's forms and drops the others."""
         self.forms = {name: form for name, form in self.forms.items() if name in plan}

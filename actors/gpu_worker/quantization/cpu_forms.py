@@ -29,7 +29,7 @@ class PackedLinear:
 
     # [out, in] float32 or bfloat16, not kept; [out] float32
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.num_bytes = weight.nbytes
+        self.num_bytes = self.row_bytes = weight.nbytes
         self._dtype = weight.dtype
         self._bias = bias if bias is None else bias.to(weight.dtype)
         self._packed: Any = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -54,7 +54,8 @@ class Bfloat16Linear:
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, owned: bool = True
     ) -> None:
-        self.num_bytes = weight.nbytes if owned else 0
+        self.row_bytes = weight.nbytes
+        self.num_bytes = self.row_bytes if owned else 0
         self._weight = weight
         self._bias = bias
         self._rounded_bias = None if bias is None else bias.bfloat16()
@@ -81,7 +82,7 @@ class FourBitLinear:
         self._scales_and_zeros = pairs.to(torch.bfloat16).contiguous()
         self._packed = torch._convert_weight_to_int4pack_for_cpu(weight.codes.to(torch.int32), 1)
         self._bias = bias
-        self.num_bytes = self._packed.nbytes + self._scales_and_zeros.nbytes
+        self.num_bytes = self.row_bytes = self._packed.nbytes + self._scales_and_zeros.nbytes
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """See `Linear.apply`."""

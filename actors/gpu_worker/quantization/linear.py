@@ -13,6 +13,10 @@ class Linear(Protocol):
     def num_bytes(self) -> int:
         """Memory that the weight takes, in all its forms."""
 
+    @property
+    def row_bytes(self) -> int:
+        """Memory that the product with one row reads."""
+
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """[n, in] to a new [n, out], of x's type."""
 
@@ -24,7 +28,8 @@ class DenseLinear:
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, owned: bool = True
     ) -> None:
-        self.num_bytes = weight.nbytes if owned else 0
+        self.row_bytes = weight.nbytes
+        self.num_bytes = self.row_bytes if owned else 0
         self.weight = weight
         self.bias = bias
 

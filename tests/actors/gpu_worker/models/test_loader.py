@@ -92,6 +92,10 @@ def test_weights_are_counted(name: str, tmp_path: Path) -> None:
     biases = sum(value.numel() for key, value in reference.named_parameters() if "bias" in key)
     everything = sum(each.numel() for each in reference.parameters())
     assert loaded.weights_bytes == 2 * (everything - biases)
+    # Of the embedding table a row reads one line, unless it is the head too.
+    config = read_hf_config(tmp_path)
+    table = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    assert loaded.row_bytes == 2 * (num_weights(config) - table)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "auto"])

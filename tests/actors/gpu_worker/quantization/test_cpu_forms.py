@@ -114,7 +114,7 @@ class Fake:
     """A form that says who it is."""
 
     def __init__(self, name: float) -> None:
-        self.num_bytes = 1
+        self.num_bytes = self.row_bytes = 1
         self.name = name
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_the_plan_says_which_form_computes_how_many_rows() -> None:
     plan: tuple[Form, ...] = ("four_bit", "four_bit", "packed_float32") + ("packed_float32",) * 3
     linear.follow(plan)
     assert set(linear.forms) == {"four_bit", "packed_float32"}
-    assert linear.num_bytes == 2
+    assert (linear.num_bytes, linear.row_bytes) == (2, 1)
     used = {count: float(linear.apply(rows(count))[0, 0]) for count in (1, 2, 4, 5, 8, 64, 65, 999)}
     assert used == {1: 2, 2: 2, 4: 2, 5: 3, 8: 3, 64: 3, 65: 3, 999: 3}
 
