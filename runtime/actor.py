@@ -1,5 +1,6 @@
 """The loop that turns a pure core into an actor: messages in, one tick, messages out."""
 
+import gc
 import logging
 import os
 import traceback
@@ -136,6 +137,8 @@ def run_actor(context: ActorContext, core: Core[Any], inbox_union: Any) -> int:
         inbox: Inbox[Any] = Inbox.bind(address, inbox_union)
         post = Post(context.run_dir, context.peer_epochs)
         try:
+            # What is there now stays: the garbage collector need not look at it in the middle of a step.
+            gc.freeze()
             post.send("launcher", actor_ready(context))
             stats = StatsReporter(context.name, context.epoch, core)
             ActorLoop(core, context.faults.around(inbox), post, stats).run()

@@ -1,6 +1,7 @@
 """The event loop that drives the text edge: its inbox, its clients, its threads."""
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -95,6 +96,7 @@ class EdgeLoop:
 
         def loaded() -> None:
             self._edge.on_model(loading.result())
+            gc.freeze()  # what is there now stays, so the collector need not look at it again
             duration_ms = (now_ns() - started_ns) / NS_PER_MS
             phase = StartPhase(
                 actor=self._context.name,

@@ -1,6 +1,5 @@
 """The scheduler's process."""
 
-import gc
 import sys
 
 from pillion.runtime.process import enter
@@ -14,9 +13,6 @@ def main() -> int:
     from pillion.runtime.actor import run_actor
 
     core = Scheduler(context.epoch, context.config)
-    # What is there now stays: the garbage collector need not look at it in the middle of a step.
-    gc.collect()
-    gc.freeze()
     return run_actor(context, core, SchedulerInbox)
 
 
