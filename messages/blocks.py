@@ -2,9 +2,14 @@
 
 Block ids are packed int32. A block is owned by exactly one of: the free list, a lease, one or more
 sequences, the cache.
+
+`worker_epoch` is the life of the worker whose memory a message is about. A new worker's memory is empty: both
+sides forget every block, and what is about an older life is dropped.
 """
 
 from typing import Final
+
+import msgspec
 
 from pillion.messages.base import RingMessage
 from pillion.messages.ids import SequenceId
@@ -26,6 +31,7 @@ class FindPrefix(RingMessage, frozen=True):
     salt: str
     use_cache: bool = True  # False: open only (prompt logprobs need every position computed)
     adapter: str = ""
+    worker_epoch: int = 1
 
 
 class PrefixFound(RingMessage, frozen=True):
@@ -42,6 +48,7 @@ class PrefixFound(RingMessage, frozen=True):
     block_ids: list[bytes]  # per group
     num_cached_tokens: int
     miss_reason: str
+    worker_epoch: int = 1
 
 
 class LeaseRequest(RingMessage, frozen=True):
@@ -50,6 +57,7 @@ class LeaseRequest(RingMessage, frozen=True):
     epoch: int
     group: int
     num_blocks: int  # 0 withdraws what is still owed
+    worker_epoch: int = 1
 
 
 class BlockLease(RingMessage, frozen=True):
@@ -59,6 +67,7 @@ class BlockLease(RingMessage, frozen=True):
     group: int
     block_ids: bytes
     num_owed: int  # will follow as soon as blocks come free
+    worker_epoch: int = 1
 
 
 class RecallLease(RingMessage, frozen=True):
@@ -67,6 +76,7 @@ class RecallLease(RingMessage, frozen=True):
     epoch: int
     group: int
     num_blocks: int
+    worker_epoch: int = 1
 
 
 class ReturnLease(RingMessage, frozen=True):
@@ -75,6 +85,7 @@ class ReturnLease(RingMessage, frozen=True):
     epoch: int
     group: int
     block_ids: bytes
+    worker_epoch: int = 1
 
 
 class CommitBlocks(RingMessage, frozen=True):
@@ -89,6 +100,7 @@ class CommitBlocks(RingMessage, frozen=True):
     start: int  # position of the first token, a multiple of the block size
     token_ids: bytes  # a whole number of blocks
     block_ids: list[bytes]  # per group
+    worker_epoch: int = 1
 
 
 class ReleaseBlocks(RingMessage, frozen=True):
@@ -100,3 +112,26 @@ class ReleaseBlocks(RingMessage, frozen=True):
     epoch: int
     sequence_id: SequenceId
     block_ids: list[bytes]  # per group
+    worker_epoch: int = 1
+
+
+class HeldSequence(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An open sequence and its committed blocks, cached prefix included."""
+
+    sequence_id: SequenceId
+    salt: str
+    token_ids: bytes  # that the committed blocks hold
+    block_ids: list[bytes]  # per group
+    adapter: str = ""
+
+
+class HeldBlocks(RingMessage, frozen=True):
+    """All that the scheduler has, for a KV manager that begins again: the first message that this life gets.
+
+    Everything else is free from then on. FindPrefix of sequences that wait for their answer is sent again.
+    """
+
+    epoch: int
+    leased: list[bytes]  # per group: in the scheduler's hand, or of a sequence and not committed
+    sequences: list[HeldSequence]
+    worker_epoch: int = 1

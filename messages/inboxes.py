@@ -24,6 +24,7 @@ KvManagerInbox = (
     | blocks.ReturnLease
     | blocks.CommitBlocks
     | blocks.ReleaseBlocks
+    | blocks.HeldBlocks
     | control.EngineGeometry
     | control.PeerRestarted
     | control.Shutdown
@@ -70,6 +71,7 @@ _SPEAKERS: Final[dict[type[RingMessage], str]] = {
     blocks.ReturnLease: "scheduler",
     blocks.CommitBlocks: "scheduler",
     blocks.ReleaseBlocks: "scheduler",
+    blocks.HeldBlocks: "scheduler",
     requests.RequestRejected: "scheduler",
     requests.RequestClosed: "scheduler",
     requests.RequestScheduled: "scheduler",

@@ -1,4 +1,9 @@
-"""Requests inside the ring: from the text edge to the scheduler and back."""
+"""Requests inside the ring: from the text edge to the scheduler and back.
+
+A term is one life of the scheduler together with one of the worker. When either begins anew, the scheduler knows no
+request, and the edge admits every open one again, with the tokens that it has: no client has seen others. Whatever
+belongs to another term is dropped by its receiver.
+"""
 
 from pillion.messages.base import RingMessage
 from pillion.messages.ids import ErrorCode, FinishReason, RequestId, SequenceId
@@ -25,6 +30,8 @@ class NewRequest(RingMessage, frozen=True):
     deadline_ns: int | None  # monotonic; the request ends with "timeout" then
     priority: int  # lower runs earlier
     cache_salt: str  # requests with different salts never share blocks
+    # The worker's life as the edge knows it. With each new one the edge sends every open request again.
+    worker_epoch: int = 1
 
 
 class AbortRequest(RingMessage, frozen=True):
@@ -46,6 +53,7 @@ class RequestRejected(RingMessage, frozen=True):
     code: ErrorCode
     message: str
     retry_after_ms: int | None = None
+    worker_epoch: int = 1
 
 
 class RequestClosed(RingMessage, frozen=True):
@@ -55,6 +63,7 @@ class RequestClosed(RingMessage, frozen=True):
     sequence_id: SequenceId
     finish_reason: FinishReason
     message: str | None = None
+    worker_epoch: int = 1
 
 
 class RequestScheduled(RingMessage, frozen=True):
@@ -67,3 +76,4 @@ class RequestScheduled(RingMessage, frozen=True):
     sequence_id: SequenceId
     num_cached_tokens: int
     miss_reason: str
+    worker_epoch: int = 1

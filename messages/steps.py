@@ -120,3 +120,4 @@ class StepOutput(RingMessage, frozen=True):
     times: StepTimes | None = None
     errors: dict[int, str] = {}  # row index -> why it failed, for rows with FINISH_ERROR
     failure: StepFailure | None = None  # the whole step failed, and there are no rows
+    plan_epoch: int = 1  # the life of the scheduler that sent the plan

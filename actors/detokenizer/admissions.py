@@ -40,6 +40,7 @@ from pillion.messages.text import DetokenizeRequest, GenerateRequest, TokenizeRe
 from pillion.runtime.clock import NS_PER_MS
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import InvalidRequest, InvariantBroken, RequestError
+from pillion.runtime.lives import Lives
 
 RETRY_AFTER_MS: Final = 1000
 # A restarted edge counts from where its predecessor cannot have been.
@@ -59,6 +60,7 @@ class Admissions:
         sessions: ClientSessions,
         book: RequestBook,
         outgoing: list[tuple[str, RingMessage]],
+        lives: Lives,
     ) -> None:
         self.model: TextModel | None = None
         self.geometry: EngineGeometry | None = None
@@ -69,6 +71,7 @@ class Admissions:
         self._sessions = sessions
         self._book = book
         self._outgoing = outgoing
+        self._lives = lives
         self._next_id = first_request_id(edge_index) + ((epoch - 1) << _IDS_PER_EPOCH_BITS) + 1
         self._waiting: deque[OpenRequest | OpenQuestion] = deque()
         self._questions: dict[int, OpenQuestion] = {}
@@ -191,7 +194,7 @@ class Admissions:
         return request is not None and request.admitted is None
 
     def admit_again(self) -> None:
-        """A new scheduler knows nothing: it gets every request that is open, with what it has produced."""
+        """A new term: the scheduler gets every request that is open, with the tokens that its client has."""
         for request in self._book.requests.values():
             if request.admitted is None:
                 continue
@@ -201,6 +204,7 @@ class Admissions:
                 finished=[
                     sample.index for sample in request.samples if sample.finish_reason is not None
                 ],
+                worker_epoch=self._lives["gpu_worker"],
             )
             self._outgoing.append(("scheduler", again))
 
@@ -303,6 +307,7 @@ class Admissions:
             deadline_ns=request.deadline_ns,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            worker_epoch=self._lives["gpu_worker"],
         )
         self._outgoing.append(("scheduler", request.admitted))
 

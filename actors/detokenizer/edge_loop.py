@@ -30,7 +30,9 @@ class EdgeLoop:
 
     def __init__(self, context: ActorContext) -> None:
         self._context = context
-        self._edge = TextEdge(context.epoch, context.config, pillion.__version__)
+        self._edge = TextEdge(
+            context.epoch, context.config, pillion.__version__, peer_epochs=context.peer_epochs
+        )
         self._loop = asyncio.get_running_loop()
         address = context.run_dir.inbox(context.name, context.epoch)
         inbox: Inbox[Any] = Inbox.bind(address, DetokenizerInbox)

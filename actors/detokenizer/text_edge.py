@@ -4,6 +4,7 @@ A pure core: frames of clients and messages of the ring go in, messages for both
 or thread is in here; work that takes long is left in `jobs` for whoever drives this.
 """
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from pillion.actors.detokenizer.admissions import Admissions
@@ -41,6 +42,7 @@ from pillion.messages.text import (
 )
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import InvalidRequest, RequestError
+from pillion.runtime.lives import Lives
 
 _Request = GenerateRequest | CancelRequest | EmbedRequest | TokenizeRequest | DetokenizeRequest
 
@@ -53,7 +55,14 @@ class TextEdge:
     Whoever drives this calls `tick` after each batch of input, then takes these four and clears them.
     """
 
-    def __init__(self, epoch: int, config: EngineConfig, version: str, edge_index: int = 0) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        config: EngineConfig,
+        version: str,
+        edge_index: int = 0,
+        peer_epochs: Mapping[str, int] | None = None,
+    ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
         self.sessions = ClientSessions()
@@ -64,11 +73,11 @@ class TextEdge:
         self._book = RequestBook(epoch, self.sessions, self.outgoing)
         self.counters = self._book.counters
         self._rows = StepRows(epoch, self._book, self.outgoing)
+        self._lives = Lives(peer_epochs)
         self._admissions = Admissions(
-            epoch, edge_index, config, self.sessions, self._book, self.outgoing
+            epoch, edge_index, config, self.sessions, self._book, self.outgoing, self._lives
         )
         self.jobs: list[PromptJob] = self._admissions.jobs
-        self._peer_epochs: dict[str, int] = {}
         self._closed_because: str | None = None  # why nothing new is taken
         self._drain_deadline_ns: int | None = None
         self._drained = False
@@ -140,24 +149,23 @@ class TextEdge:
 
     def on_message(self, message: DetokenizerInbox, now_ns: int) -> None:
         """Takes one message. Raises InvariantBroken for what cannot be."""
+        if self._lives.is_stale(message):
+            return
+        if self._lives.begun_by(message) in ("scheduler", "gpu_worker"):
+            self._admissions.admit_again()
         match message:
             case StepOutput():
-                if not self._is_stale("gpu_worker", message.epoch):
+                if message.plan_epoch == self._lives["scheduler"]:
                     self._rows.take(message, now_ns)
-            case RequestScheduled():
-                self._on_scheduled(message, now_ns)
-            case RequestRejected():
-                self._on_rejected(message)
-            case RequestClosed():
-                self._on_closed(message, now_ns)
+            case RequestScheduled() | RequestRejected() | RequestClosed():
+                if message.worker_epoch == self._lives["gpu_worker"]:
+                    self._on_scheduler_message(message, now_ns)
             case EngineGeometry():
                 self._admissions.geometry = message
                 self._rows.vocab_size = message.vocab_size
                 self._admissions.start_waiting()
             case PeerRestarted():
-                self._peer_epochs[message.actor] = message.epoch
-                if message.actor == "scheduler":
-                    self._admissions.admit_again()
+                pass
             case Drain():
                 self._closed_because = "the daemon is stopping"
                 self._drain_deadline_ns = message.deadline_ns
@@ -262,9 +270,22 @@ class TextEdge:
             self._admissions.forget_job(request.request_id)
             self._book.end_request(request, "abort", now_ns)
 
+    def _on_scheduler_message(
+        self, message: RequestScheduled | RequestRejected | RequestClosed, now_ns: int
+    ) -> None:
+        match message:
+            case RequestScheduled():
+                self._on_scheduled(message, now_ns)
+            case RequestRejected():
+                self._on_rejected(message)
+            case RequestClosed():
+                self._on_closed(message, now_ns)
+            case _:
+                assert_never(message)
+
     def _on_scheduled(self, message: RequestScheduled, now_ns: int) -> None:
         sample = self._book.samples.get(message.sequence_id)
-        if sample is None or self._is_stale("scheduler", message.epoch):
+        if sample is None:
             return
         request = sample.request
         if not request.scheduled_ns:
@@ -274,7 +295,7 @@ class TextEdge:
 
     def _on_rejected(self, message: RequestRejected) -> None:
         request = self._book.requests.get(message.request_id)
-        if request is not None and not self._is_stale("scheduler", message.epoch):
+        if request is not None:
             error = RequestError(
                 message.message, message.code, retry_after_ms=message.retry_after_ms
             )
@@ -282,12 +303,9 @@ class TextEdge:
 
     def _on_closed(self, message: RequestClosed, now_ns: int) -> None:
         sample = self._book.samples.get(message.sequence_id)
-        if sample is not None and not self._is_stale("scheduler", message.epoch):
+        if sample is not None:
             sample.end_text()
             self._book.end_sample(sample, message.finish_reason, now_ns, error=message.message)
-
-    def _is_stale(self, actor: str, epoch: int) -> bool:
-        return epoch < self._peer_epochs.get(actor, 0)
 
     def _give_up_stalled(self, now_ns: int) -> int | None:
         stalled, again_ns = self.sessions.stalled(now_ns)

@@ -41,6 +41,7 @@ class StepIdentity:
     step_id: int
     plan_id: int
     execution: int
+    plan_epoch: int  # the scheduler's
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class OutputProcessor:
             prompt_logprobs=prompt_logprobs,
             times=times,
             errors=dict.fromkeys(np.flatnonzero(failed).tolist(), NOT_FINITE),
+            plan_epoch=step.plan_epoch,
         )
 
     def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> tuple[Sampled, torch.Tensor]:

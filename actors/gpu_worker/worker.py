@@ -144,7 +144,9 @@ class Worker:
         plan = self._plan
         if plan is None:
             return False
-        step = StepIdentity(self._epoch, self._next_step_id, plan.plan_id, self._executions)
+        step = StepIdentity(
+            self._epoch, self._next_step_id, plan.plan_id, self._executions, plan.epoch
+        )
         rows: PlanRows | None = None
         try:
             rows = self._rows(plan)

@@ -2,6 +2,7 @@
 
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from enum import IntEnum
 
 from pillion.runtime.errors import InvariantBroken
@@ -53,6 +54,12 @@ class BlockPool:
         """Takes a block from its owner and keeps it for the next `take`."""
         self.transfer(block_id, owner, BlockState.FREE)
         self._free.append(block_id)
+
+    def claim(self, block_ids: Iterable[int], owner: BlockState) -> None:
+        """Gives free blocks to somebody who has them already. Takes time in proportion to the pool."""
+        for block_id in block_ids:
+            self.transfer(block_id, BlockState.FREE, owner)
+        self._free = array("i", [block_id for block_id in self._free if not self._states[block_id]])
 
     def transfer(self, block_id: int, old: BlockState, new: BlockState) -> None:
         """Passes a block from one owner to another. Raises InvariantBroken if `old` does not own it."""

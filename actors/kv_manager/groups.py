@@ -69,30 +69,45 @@ class KvGroup:
                 self.pool.transfer(node.block_id, BlockState.CACHED, BlockState.REFERENCED)
             node.users += 1
 
-    def commit(
-        self, salt: str, block_hash: bytes, parent: Node | None, block_id: int, shared: bool
-    ) -> Node:
-        """A sequence's leased block is full: indexes it, unless its content must not be `shared`.
+    def commit(self, salt: str, block_hash: bytes, parent: Node | None, block_id: int) -> Node:
+        """A sequence's leased block is full: indexes it.
 
         Where the content is there already, an idle block with it is freed in favour of the new one; one
         in use stays, and the new block waits as its duplicate.
         """
         self.pool.transfer(block_id, BlockState.LEASED, BlockState.REFERENCED)
-        found = self.index.nodes_of(salt).get(block_hash) if shared else None
+        found = self.index.nodes_of(salt).get(block_hash)
         if found is None:
-            node = Node(salt, block_hash, parent, block_id)
-            if shared:
-                self.index.insert(node)
-            return node
+            return self._insert(salt, block_hash, parent, block_id)
         if found.users == 0:
             self.idle.remove(found)
             self.pool.free(found.block_id, BlockState.CACHED)
             found.block_id = block_id
             found.users = 1
-        elif found.duplicates is None:
-            found.duplicates = [block_id]
         else:
-            found.duplicates.append(block_id)
+            found.add_duplicate(block_id)
+        return found
+
+    def hold(self, salt: str, block_hash: bytes, parent: Node | None, block_id: int) -> Node:
+        """An open sequence has had this block since before we began; it is referenced already.
+
+        Of several blocks with one content, one may have several users: that one is found by others.
+        """
+        found = self.index.nodes_of(salt).get(block_hash)
+        if found is None:
+            return self._insert(salt, block_hash, parent, block_id)
+        if found.block_id == block_id:
+            found.users += 1
+        elif found.duplicates is None or block_id not in found.duplicates:
+            found.add_duplicate(block_id)
+        elif found.users == 1:
+            found.duplicates.remove(block_id)
+            found.duplicates.append(found.block_id)
+            found.block_id, found.users = block_id, 2
+        else:
+            raise InvariantBroken(
+                f"blocks {found.block_id} and {block_id} have one content and both several users"
+            )
         return found
 
     def release(self, node: Node, block_id: int) -> None:
@@ -113,18 +128,9 @@ class KvGroup:
             self.pool.free(block_id, BlockState.REFERENCED)
             node.block_id = node.duplicates.pop()
             node.users = 1
-        elif not node.indexed:
-            self.pool.free(block_id, BlockState.REFERENCED)
         else:
             self.pool.transfer(block_id, BlockState.REFERENCED, BlockState.CACHED)
             self.idle.push(node)
-
-    def forget_contents(self) -> None:
-        """The device's memory was lost: frees idle blocks; those in use are freed when released."""
-        for node in self.idle.in_order():
-            self.idle.remove(node)
-            self.pool.free(node.block_id, BlockState.CACHED)
-        self.index.clear()
 
     def miss_reason(self, salt: str, block_hash: bytes, parent: Node | None) -> str:
         """Why the block behind `parent` is not indexed."""
@@ -162,7 +168,7 @@ class KvGroup:
         if any(self.pool.state(block_id) is not BlockState.REFERENCED for block_id in held):
             raise InvariantBroken(f"one of the sequences' blocks {sorted(held)} is not referenced")
         counted = sum(node.users for node in self.index.all_nodes())
-        if counted > num_uses:
+        if counted != num_uses:
             raise InvariantBroken(f"{counted} users counted, {num_uses} found")
 
     def _verify_node(self, node: Node, order: dict[Node, int]) -> None:
@@ -180,6 +186,11 @@ class KvGroup:
             raise InvariantBroken(f"the parent of block {node.block_id} is not indexed")
         if parent in order and not order.get(node, len(order)) < order[parent]:
             raise InvariantBroken(f"block {parent.block_id} would be evicted before its child")
+
+    def _insert(self, salt: str, block_hash: bytes, parent: Node | None, block_id: int) -> Node:
+        node = Node(salt, block_hash, parent, block_id)
+        self.index.insert(node)
+        return node
 
     def _evict(self) -> None:
         node = self.idle.pop()

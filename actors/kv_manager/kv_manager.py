@@ -1,6 +1,7 @@
 """The KV manager: who has which block, and which prefixes are cached. No socket and no clock inside."""
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
@@ -13,6 +14,8 @@ from pillion.messages.blocks import (
     BlockLease,
     CommitBlocks,
     FindPrefix,
+    HeldBlocks,
+    HeldSequence,
     LeaseRequest,
     PrefixFound,
     ReleaseBlocks,
@@ -23,10 +26,13 @@ from pillion.messages.control import EngineGeometry, PeerRestarted, Shutdown
 from pillion.messages.ids import SequenceId
 from pillion.messages.inboxes import KvManagerInbox
 from pillion.runtime.errors import InvariantBroken
+from pillion.runtime.lives import Lives
 
 TOKEN_BYTES: Final = 4
 
-SchedulerMessage = FindPrefix | LeaseRequest | ReturnLease | CommitBlocks | ReleaseBlocks
+SchedulerMessage = (
+    FindPrefix | LeaseRequest | ReturnLease | CommitBlocks | ReleaseBlocks | HeldBlocks
+)
 
 
 @dataclass(slots=True)
@@ -35,7 +41,6 @@ class OpenSequence:
 
     salt: str
     last_hash: bytes
-    shared: bool = True  # False: the device's memory was lost, so nobody may find what it commits
     nodes: list[list[Node]] = field(default_factory=list)  # per group
     block_ids: list["array[int]"] = field(default_factory=list)  # per group, as in its block table
 
@@ -43,11 +48,16 @@ class OpenSequence:
 class KvManager:
     """The pure core of the actor. Never waits and never sleeps: every message is answered at once.
 
-    `verify_always` recounts every block after every message; only tests can afford it.
+    With a new scheduler all leases and sequences end and what is cached stays; with a new worker nothing is
+    left. `verify_always` recounts every block after every message; only tests can afford it.
     """
 
     def __init__(
-        self, epoch: int, enable_prefix_caching: bool, verify_always: bool = False
+        self,
+        epoch: int,
+        enable_prefix_caching: bool,
+        verify_always: bool = False,
+        peer_epochs: Mapping[str, int] | None = None,
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
@@ -56,28 +66,31 @@ class KvManager:
         self.groups: list[KvGroup] = []
         self.sequences: dict[SequenceId, OpenSequence] = {}
         self._epoch = epoch
-        self._scheduler_epoch = 1
-        self._worker_epoch = 1
+        self._lives = Lives(peer_epochs)
         self._caching = enable_prefix_caching
         self._verify_always = verify_always
-        self._geometry: EngineGeometry | None = None
         self._block_tokens = 0
         # The scheduler may have heard of the geometry before us; it asks for no more than its candidates.
         self._early: list[SchedulerMessage] = []
 
     def on_message(self, message: KvManagerInbox, now_ns: int) -> None:
         """Takes one message. Raises InvariantBroken, with the values, for one that contradicts the books."""
+        if self._lives.is_stale(message):
+            return
+        begun = self._lives.begun_by(message)
+        if begun == "scheduler":
+            self._end_scheduler()
+        elif begun == "gpu_worker":
+            self._forget_everything()
         match message:
             case EngineGeometry():
                 self._on_geometry(message)
             case PeerRestarted():
-                self._on_peer_restarted(message)
+                pass
             case Shutdown():
                 self.finished = True
-            case FindPrefix() | LeaseRequest() | ReturnLease() | CommitBlocks() | ReleaseBlocks():
-                self._on_scheduler_message(message)
             case _:
-                assert_never(message)
+                self._on_scheduler_message(message)
         self._settle()
         if self._verify_always:
             self.verify()
@@ -109,11 +122,10 @@ class KvManager:
             group.verify_uses(held, num_uses)
 
     def _on_scheduler_message(self, message: SchedulerMessage) -> None:
-        if message.epoch < self._scheduler_epoch:
+        if self._lives.adopt("gpu_worker", message.worker_epoch):
+            self._forget_everything()
+        elif message.worker_epoch < self._lives["gpu_worker"]:
             return
-        if message.epoch > self._scheduler_epoch:
-            # The new scheduler was faster than the launcher's word of it.
-            self._restart_scheduler(message.epoch)
         if not self.groups:
             self._early.append(message)
             return
@@ -128,48 +140,84 @@ class KvManager:
                 self._on_commit(message)
             case ReleaseBlocks():
                 self._on_release(message)
+            case HeldBlocks():
+                self._on_held_blocks(message)
             case _:
                 assert_never(message)
 
     def _on_geometry(self, message: EngineGeometry) -> None:
-        if self._geometry is not None:
-            if message.kv_groups != self._geometry.kv_groups:
-                raise InvariantBroken(
-                    f"KV groups changed from {self._geometry.kv_groups} to {message.kv_groups}"
-                )
+        if self.groups:
             return
         sizes = {group.block_size_tokens for group in message.kv_groups}
         if len(sizes) != 1:
             raise InvariantBroken(f"KV groups need one common block size, got {sorted(sizes)}")
-        self._geometry = message
         self._block_tokens = sizes.pop()
         self.groups = [KvGroup(group) for group in message.kv_groups]
         early, self._early = self._early, []
         for held in early:
             self._on_scheduler_message(held)
 
-    def _on_peer_restarted(self, message: PeerRestarted) -> None:
-        if message.actor == "scheduler" and message.epoch > self._scheduler_epoch:
-            self._restart_scheduler(message.epoch)
-        elif message.actor == "gpu_worker" and message.epoch > self._worker_epoch:
-            self._worker_epoch = message.epoch
-            for sequence in self.sequences.values():
-                sequence.shared = False
-            for group in self.groups:
-                group.forget_contents()
+    def _forget_everything(self) -> None:
+        """A new worker: its memory is empty, and its geometry says how large."""
+        self.groups.clear()
+        self.sequences.clear()
+        self._early.clear()
 
-    def _restart_scheduler(self, epoch: int) -> None:
+    def _end_scheduler(self) -> None:
         """Ends all that the old scheduler had; what it committed stays cached.
 
-        The new one asks for leases only when the worker has answered the last plan of the old one, so no
-        step in flight can write to a block that is handed out again.
+        The old one's plans may still write to what is free now. The worker takes steps in order and drops
+        the old plans before the first new one, so whoever gets such a block writes to it last.
         """
-        self._scheduler_epoch = epoch
+        self._early.clear()
         for sequence in self.sequences.values():
             self._release_committed(sequence)
         self.sequences.clear()
         for group in self.groups:
             group.free_all_leased()
+
+    def _on_held_blocks(self, message: HeldBlocks) -> None:
+        """Takes over what a predecessor had given out."""
+        if self.sequences or any(
+            group.pool.num_free < group.pool.num_blocks for group in self.groups
+        ):
+            raise InvariantBroken("the scheduler says what it holds to a KV manager that knows it")
+        for number, group in enumerate(self.groups):
+            group.pool.claim(unpack_ids(message.leased[number]), BlockState.LEASED)
+            referenced = {
+                block_id
+                for held in message.sequences
+                for block_id in unpack_ids(held.block_ids[number])
+            }
+            group.pool.claim(referenced, BlockState.REFERENCED)
+        for held in message.sequences:
+            self.sequences[held.sequence_id] = self._held_sequence(held)
+
+    def _held_sequence(self, held: HeldSequence) -> OpenSequence:
+        size = self._block_tokens * TOKEN_BYTES
+        sequence = OpenSequence(
+            self._own_salt(held.salt, held.sequence_id), root_hash(held.adapter)
+        )
+        sequence.block_ids = [array("i", unpack_ids(ids)) for ids in held.block_ids]
+        sequence.nodes = [[] for _ in self.groups]
+        for number in range(len(held.token_ids) // size):
+            sequence.last_hash = block_hash(
+                sequence.last_hash, held.token_ids[number * size : (number + 1) * size]
+            )
+            for group, nodes, block_ids in zip(
+                self.groups, sequence.nodes, sequence.block_ids, strict=True
+            ):
+                parent = nodes[-1] if nodes else None
+                nodes.append(
+                    group.hold(sequence.salt, sequence.last_hash, parent, block_ids[number])
+                )
+        return sequence
+
+    def _own_salt(self, salt: str, sequence_id: SequenceId) -> str:
+        """Without a prefix cache each sequence is alone, unless its request shares within itself."""
+        if self._caching or salt.startswith(PRIVATE_SALT_PREFIX):
+            return salt
+        return f"{PRIVATE_SALT_PREFIX}sequence {sequence_id}"
 
     def _on_find_prefix(self, message: FindPrefix) -> None:
         sequence_id = message.sequence_id
@@ -179,9 +227,7 @@ class KvManager:
                 f"FindPrefix of sequence {sequence_id} with {len(message.token_ids)} bytes of tokens;"
                 f" already open: {sequence_id in self.sequences}"
             )
-        salt = message.salt
-        if not self._caching and not salt.startswith(PRIVATE_SALT_PREFIX):
-            salt = f"{PRIVATE_SALT_PREFIX}sequence {sequence_id}"
+        salt = self._own_salt(message.salt, sequence_id)
         longest = (num_tokens - 1) // self._block_tokens
         sequence = OpenSequence(salt, root_hash(message.adapter))
         reason = self._reference_prefix(
@@ -207,6 +253,7 @@ class KvManager:
                 block_ids=[block_ids.tobytes() for block_ids in sequence.block_ids],
                 num_cached_tokens=num_cached_tokens,
                 miss_reason=reason,
+                worker_epoch=self._lives["gpu_worker"],
             )
         )
 
@@ -270,11 +317,7 @@ class KvManager:
                 self.groups, sequence.nodes, sequence.block_ids, block_ids, strict=True
             ):
                 parent = nodes[-1] if nodes else None
-                nodes.append(
-                    group.commit(
-                        sequence.salt, sequence.last_hash, parent, ids[number], sequence.shared
-                    )
-                )
+                nodes.append(group.commit(sequence.salt, sequence.last_hash, parent, ids[number]))
                 own_ids.append(ids[number])
 
     def _on_release(self, message: ReleaseBlocks) -> None:
@@ -315,7 +358,11 @@ class KvManager:
         block_ids = pack_ids(group.lease())
         self._send(
             BlockLease(
-                epoch=self._epoch, group=number, block_ids=block_ids, num_owed=group.num_owed
+                epoch=self._epoch,
+                group=number,
+                block_ids=block_ids,
+                num_owed=group.num_owed,
+                worker_epoch=self._lives["gpu_worker"],
             )
         )
 

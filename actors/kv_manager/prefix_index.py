@@ -25,14 +25,13 @@ class Node:
 
     `users` counts the open sequences whose table has `block_id`. `duplicates` are blocks of open sequences
     with the same content: found by nobody, they step in when the last user of `block_id` has gone.
-    A node without users has no duplicates. `indexed` is False for a content that nobody may find.
+    A node without users has no duplicates.
     """
 
     __slots__ = (
         "block_hash",
         "block_id",
         "duplicates",
-        "indexed",
         "num_children",
         "parent",
         "salt",
@@ -47,7 +46,13 @@ class Node:
         self.users = 1
         self.duplicates: list[int] | None = None
         self.num_children = 0
-        self.indexed = False
+
+    def add_duplicate(self, block_id: int) -> None:
+        """Another block of an open sequence has the same content."""
+        if self.duplicates is None:
+            self.duplicates = [block_id]
+        else:
+            self.duplicates.append(block_id)
 
 
 class PrefixIndex:
@@ -81,7 +86,6 @@ class PrefixIndex:
         self._num_salts[node.block_hash] = self._num_salts.get(node.block_hash, 0) + 1
         if node.parent is not None:
             node.parent.num_children += 1
-        node.indexed = True
 
     def remove(self, node: Node) -> None:
         """Takes a leaf out."""
@@ -94,14 +98,6 @@ class PrefixIndex:
             self._num_salts[node.block_hash] = num_salts
         if node.parent is not None:
             node.parent.num_children -= 1
-        node.indexed = False
-
-    def clear(self) -> None:
-        """Takes everything out."""
-        for node in self.all_nodes():
-            node.indexed = False
-        self._spaces.clear()
-        self._num_salts.clear()
 
     def all_nodes(self) -> list[Node]:
         """Every indexed node."""

@@ -12,7 +12,9 @@ def main() -> int:
     from pillion.messages.inboxes import KvManagerInbox
     from pillion.runtime.actor import run_actor
 
-    core = KvManager(context.epoch, context.config.enable_prefix_caching)
+    core = KvManager(
+        context.epoch, context.config.enable_prefix_caching, peer_epochs=context.peer_epochs
+    )
     return run_actor(context, core, KvManagerInbox)
 
 

@@ -1,14 +1,22 @@
 """What the KV manager is told about the blocks of each sequence."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from pillion.actors.scheduler.leases import Leases
 from pillion.actors.scheduler.limits import Limits
 from pillion.actors.scheduler.sequence import Sequence
+from pillion.actors.scheduler.term import Term
 from pillion.messages.base import RingMessage
-from pillion.messages.blocks import CommitBlocks, FindPrefix, PrefixFound, ReleaseBlocks
+from pillion.messages.blocks import (
+    CommitBlocks,
+    FindPrefix,
+    HeldBlocks,
+    HeldSequence,
+    PrefixFound,
+    ReleaseBlocks,
+)
 
 # Sequences whose generated blocks are committed per tick; rows that started together fill blocks together.
 MAX_COMMITS_PER_TICK: Final = 32
@@ -17,9 +25,9 @@ MAX_COMMITS_PER_TICK: Final = 32
 class BlockLedger:
     """Opens sequences at the KV manager, commits their full blocks, and gives all of them back."""
 
-    def __init__(self, epoch: int, limits: Limits, send: Callable[[RingMessage], None]) -> None:
-        self.leases = Leases(epoch, limits, send)
-        self._epoch = epoch
+    def __init__(self, term: Term, limits: Limits, send: Callable[[RingMessage], None]) -> None:
+        self.leases = Leases(term, limits, send)
+        self._term = term
         self._block_size_tokens = limits.block_size_tokens
         self._send = send
         self._full: dict[Sequence, None] = {}  # have a full block to commit, oldest first
@@ -28,11 +36,12 @@ class BlockLedger:
         """Asks for the sequence's cached prefix. A sample that wants prompt logprobs computes all of it."""
         self._send(
             FindPrefix(
-                epoch=self._epoch,
+                epoch=self._term.epoch,
                 sequence_id=sequence.sequence_id,
                 token_ids=sequence.token_ids.tobytes(),
                 salt=sequence.request.salt,
                 use_cache=sequence.sampling.prompt_logprobs is None or sequence.has_produced,
+                worker_epoch=self._term.worker_epoch,
             )
         )
 
@@ -76,17 +85,44 @@ class BlockLedger:
             return
         self._send(
             CommitBlocks(
-                epoch=self._epoch,
+                epoch=self._term.epoch,
                 sequence_id=sequence.sequence_id,
                 start=start,
                 token_ids=sequence.token_ids[start:end].tobytes(),
                 block_ids=[
                     table[start // size : end // size].tobytes() for table in sequence.block_ids
                 ],
+                worker_epoch=self._term.worker_epoch,
             )
         )
         sequence.num_committed_tokens = end
         sequence.next_commit_tokens = end + size
+
+    def declare(self, sequences: Iterable[Sequence]) -> None:
+        """Tells a new KV manager of all blocks: those of these sequences, and the lease."""
+        size = self._block_size_tokens
+        leased = [array("i", free) for free in self.leases.begin_again()]
+        held: list[HeldSequence] = []
+        for sequence in sequences:
+            end = sequence.num_committed_tokens
+            for block_ids, table in zip(leased, sequence.block_ids, strict=True):
+                block_ids.extend(table[end // size :])
+            held.append(
+                HeldSequence(
+                    sequence_id=sequence.sequence_id,
+                    salt=sequence.request.salt,
+                    token_ids=sequence.token_ids[:end].tobytes(),
+                    block_ids=[table[: end // size].tobytes() for table in sequence.block_ids],
+                )
+            )
+        self._send(
+            HeldBlocks(
+                epoch=self._term.epoch,
+                leased=[block_ids.tobytes() for block_ids in leased],
+                sequences=held,
+                worker_epoch=self._term.worker_epoch,
+            )
+        )
 
     def release(self, sequence: Sequence, keep_content: bool = True) -> None:
         """Closes the sequence at the KV manager: no step in flight can write to its blocks any more.
@@ -99,9 +135,10 @@ class BlockLedger:
         self._full.pop(sequence, None)
         self._send(
             ReleaseBlocks(
-                epoch=self._epoch,
+                epoch=self._term.epoch,
                 sequence_id=sequence.sequence_id,
                 block_ids=[table.tobytes() for table in sequence.block_ids],
+                worker_epoch=self._term.worker_epoch,
             )
         )
         sequence.forget_placement()

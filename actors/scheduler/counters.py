@@ -7,7 +7,8 @@ from pillion.messages.ids import FinishReason
 Counters = dict[str, int | float]
 Gauges = dict[str, int | float | str]
 
-# Samples (a request of n samples counts n times): received = rejected + the outcomes + the gauge "open".
+# Samples (a request of n samples counts n times): received = rejected + the outcomes + forgotten + the gauge
+# "open". Those forgotten with a worker that died are received again.
 OUTCOMES: Final[tuple[FinishReason, ...]] = (
     "stop",
     "length",
@@ -20,7 +21,7 @@ OUTCOMES: Final[tuple[FinishReason, ...]] = (
 
 def new_counters() -> Counters:
     """All counters at zero, so that `pillion status` shows them from the start."""
-    names = ["received", "rejected", *(f"finished_{outcome}" for outcome in OUTCOMES)]
+    names = ["received", "rejected", "forgotten", *(f"finished_{outcome}" for outcome in OUTCOMES)]
     names += ["preemptions", "prompt_tokens", "cached_prompt_tokens", "generated_tokens"]
     names += ["plans", "steps", "stale_rows", "failed_steps"]
     return dict.fromkeys(names, 0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pillion.actors.scheduler.limits import Limits
+from pillion.actors.scheduler.term import Term
 from pillion.messages.base import RingMessage
 from pillion.messages.blocks import BlockLease, LeaseRequest, RecallLease, ReturnLease
 from pillion.messages.codec import num_ids
@@ -25,8 +26,8 @@ class _Lease:
 class Leases:
     """One lease per KV group. Sequences take the same number of blocks from each."""
 
-    def __init__(self, epoch: int, limits: Limits, send: Callable[[RingMessage], None]) -> None:
-        self._epoch = epoch
+    def __init__(self, term: Term, limits: Limits, send: Callable[[RingMessage], None]) -> None:
+        self._term = term
         self._send = send
         self._leases = [_Lease() for _ in range(limits.num_groups)]
         self._dozen = min(DOZEN, max(1, limits.num_blocks // 8))
@@ -75,9 +76,22 @@ class Leases:
                 self._ask(group, max(high - coming, min(self._dozen, high)))
             elif lease.num_asked and len(lease.free) >= high:
                 lease.num_asked = lease.num_owed = 0
-                self._send(LeaseRequest(epoch=self._epoch, group=group, num_blocks=0))
+                self._send(
+                    LeaseRequest(
+                        epoch=self._term.epoch,
+                        group=group,
+                        num_blocks=0,
+                        worker_epoch=self._term.worker_epoch,
+                    )
+                )
             if len(lease.free) > 2 * high + self._dozen:
                 self._return(group, high)
+
+    def begin_again(self) -> list["array[int]"]:
+        """The KV manager is new: nothing is asked for. Returns the free blocks that are here, per group."""
+        for lease in self._leases:
+            lease.num_asked = lease.num_owed = 0
+        return [lease.free for lease in self._leases]
 
     def ask_again(self) -> None:
         """Blocks were given back while some are owed: makes sure that an answer tells what came of it.
@@ -90,11 +104,25 @@ class Leases:
 
     def _ask(self, group: int, num_blocks: int) -> None:
         self._leases[group].num_asked += num_blocks
-        self._send(LeaseRequest(epoch=self._epoch, group=group, num_blocks=num_blocks))
+        self._send(
+            LeaseRequest(
+                epoch=self._term.epoch,
+                group=group,
+                num_blocks=num_blocks,
+                worker_epoch=self._term.worker_epoch,
+            )
+        )
 
     def _return(self, group: int, num_kept: int) -> None:
         lease = self._leases[group]
         block_ids = lease.free[num_kept:]
         if block_ids:
             del lease.free[num_kept:]
-            self._send(ReturnLease(epoch=self._epoch, group=group, block_ids=block_ids.tobytes()))
+            self._send(
+                ReturnLease(
+                    epoch=self._term.epoch,
+                    group=group,
+                    block_ids=block_ids.tobytes(),
+                    worker_epoch=self._term.worker_epoch,
+                )
+            )

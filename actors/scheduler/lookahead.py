@@ -25,7 +25,6 @@ class Lookahead:
     def __init__(self, book: RequestBook) -> None:
         self._book = book
         self._matching: dict[SequenceId, Sequence] = {}
-        self._doubtful: set[SequenceId] = set()  # of these, looked up in memory that was lost since
         self._ready: list[Sequence] = []
 
     @property
@@ -57,22 +56,15 @@ class Lookahead:
         """The answer to FindPrefix; returns the new candidate.
 
         A sequence that has ended meanwhile gives its blocks back, and is None. So is one whose turn it is no
-        more, because others are on trial; it queues again. So is one whose prefix
-        was found in memory that was lost meanwhile; it queues again.
+        more, because others are on trial; it queues again.
         """
         sequence = self._matching.pop(message.sequence_id, None)
         if sequence is None:
             raise InvariantBroken(f"PrefixFound of sequence {message.sequence_id}: nobody asked")
         ledger.found(sequence, message)
-        is_doubtful = sequence.sequence_id in self._doubtful
-        self._doubtful.discard(sequence.sequence_id)
         if sequence.outcome is not None:
             ledger.release(sequence)
             sequence.phase = Phase.CLOSED
-            return None
-        if is_doubtful:
-            ledger.release(sequence)
-            self._book.requeue(sequence)
             return None
         if not self._book.may_run(sequence):
             ledger.release(sequence)
@@ -96,10 +88,10 @@ class Lookahead:
             if sequence is not keep:
                 self._put_back(sequence, ledger)
 
-    def distrust(self, ledger: BlockLedger) -> None:
-        """The device's memory was lost, and with it every prefix that was found."""
-        self.put_back(ledger)
-        self._doubtful.update(self._matching)
+    def ask_again(self, ledger: BlockLedger) -> None:
+        """The KV manager is new: whoever waits for its answer waits for this one's."""
+        for sequence in self._matching.values():
+            ledger.open(sequence)
 
     def _put_back(self, sequence: Sequence, ledger: BlockLedger) -> None:
         self._ready.remove(sequence)

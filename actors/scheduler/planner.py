@@ -33,7 +33,7 @@ class Planner:
         self, limits: Limits, ledger: BlockLedger, lookahead: Lookahead, in_flight: InFlight
     ) -> None:
         self.running = Running(limits)
-        self.num_preemptions = 0
+        self._num_preemptions = 0
         self._starving: list[Sequence] = []  # stand still for want of a block, lowest rank first
         self._limits = limits
         self._ledger = ledger
@@ -83,7 +83,7 @@ class Planner:
         ]
         fed = self._feed(decodes)
         for victim in self._preemption.victims(self._starving):
-            self.num_preemptions += 1
+            self._num_preemptions += 1
             running.leave(victim)
         draft.released = running.release_leaving()
         for sequence, block_ids in fed:
@@ -112,6 +112,11 @@ class Planner:
             low=min(needed + self._reserve_blocks // 2, limits.num_blocks),
             high=min(needed + self._reserve_blocks + growth, limits.num_blocks),
         )
+
+    def take_preemptions(self) -> int:
+        """How many were preempted since this was asked last."""
+        count, self._num_preemptions = self._num_preemptions, 0
+        return count
 
     def abandon(self) -> list[Sequence]:
         """The worker is gone with its slots: returns everyone who had one."""

@@ -12,7 +12,7 @@ def main() -> int:
     from pillion.messages.inboxes import SchedulerInbox
     from pillion.runtime.actor import run_actor
 
-    core = Scheduler(context.epoch, context.config)
+    core = Scheduler(context.epoch, context.config, context.peer_epochs)
     return run_actor(context, core, SchedulerInbox)
 
 

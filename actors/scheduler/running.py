@@ -23,6 +23,11 @@ class Running:
         return self._slots.num_free + len(self.leaving)
 
     @property
+    def holders(self) -> list[Sequence]:
+        """Everyone who has blocks through a slot, or had it until a moment ago."""
+        return [*self.sequences.values(), *self.leaving, *self.left]
+
+    @property
     def num_coming_blocks(self) -> int:
         """Blocks of sequences that are on their way out; those that are shared will not come free."""
         return sum(sequence.num_blocks for sequence in (*self.leaving, *self.left))
@@ -82,7 +87,7 @@ class Running:
 
     def abandon(self) -> list[Sequence]:
         """The worker is gone with its slots: returns everyone who had one."""
-        holders = [*self.sequences.values(), *self.leaving, *self.left]
+        holders = self.holders
         self.sequences.clear()
         self.prefilling.clear()
         self.leaving.clear()

@@ -1,5 +1,6 @@
 """The scheduler: the truth of every request, from admission to its end. No socket and no clock inside."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -13,10 +14,11 @@ from pillion.actors.scheduler.request_book import TOKEN_BYTES, RequestBook, find
 from pillion.actors.scheduler.rows import take_rows
 from pillion.actors.scheduler.sequence import Phase, Request, Sequence
 from pillion.actors.scheduler.step_faults import StepFaults, clearing_marks
+from pillion.actors.scheduler.term import Term
 from pillion.messages.base import RingMessage
 from pillion.messages.blocks import BlockLease, PrefixFound, RecallLease
 from pillion.messages.codec import unpack_int64
-from pillion.messages.control import Drain, Drained, EngineGeometry, PeerRestarted, Shutdown
+from pillion.messages.control import Drain, EngineGeometry, PeerRestarted, Shutdown
 from pillion.messages.ids import ErrorCode, FinishReason, RequestId
 from pillion.messages.inboxes import SchedulerInbox
 from pillion.messages.requests import (
@@ -29,6 +31,7 @@ from pillion.messages.requests import (
 from pillion.messages.steps import StepFailure, StepOutput
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import InvariantBroken
+from pillion.runtime.lives import Lives
 
 STOPPING: Final = "the daemon is stopping"
 OUT_OF_TIME: Final = "the request's deadline has passed"
@@ -51,47 +54,49 @@ class Scheduler:
 
     A sequence ends for its client when its outcome is known, and for the engine when its slot and blocks
     are back. Each happens exactly once, in whatever order the messages of different senders arrive.
+
+    A new worker makes this a new scheduler: it knows no request, until the text edge has sent all that are
+    open again, and no block. A new KV manager is told what there is, and nothing stands still for it.
     """
 
-    def __init__(self, epoch: int, config: EngineConfig) -> None:
+    def __init__(
+        self, epoch: int, config: EngineConfig, peer_epochs: Mapping[str, int] | None = None
+    ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
         self.counters: Counters = new_counters()
         self.gauges: Gauges = {}
         self._epoch = epoch
         self._config = config
-        self._peer_epochs: dict[str, int] = {}
+        self._lives = Lives(peer_epochs)
         self._faults = StepFaults()
-        self._book = RequestBook(config.enable_prefix_caching, self._faults)
-        self._lookahead = Lookahead(self._book)
-        self._in_flight = InFlight()
-        self._engine: _Engine | None = None
-        self._worker_ready = False
         self._last_plan_id = 0
-        self._is_fresh = True  # the next plan finds, or makes, the worker's table empty
         self._drain_ns: int | None = None
-        self._said_drained = False
+        self._engine: _Engine | None = None
+        self._begin_term()
 
     def on_message(self, message: SchedulerInbox, now_ns: int) -> None:
         """Takes one message. Raises InvariantBroken, with the values, for one that contradicts the books."""
+        if self._lives.is_stale(message):
+            return
+        begun = self._lives.begun_by(message)
+        if begun is not None:
+            self._on_new_life(begun)
         match message:
             case StepOutput():
-                if self._is_current("gpu_worker", message.epoch):
+                if message.plan_epoch == self._epoch:
                     self._on_step_output(message)
             case NewRequest():
-                if self._is_current("detokenizer", message.epoch):
-                    self._on_new_request(message)
+                self._on_new_request(message)
             case AbortRequest():
-                if self._is_current("detokenizer", message.epoch):
-                    self._on_abort(message)
+                self._on_abort(message)
             case PrefixFound() | BlockLease() | RecallLease():
-                if self._is_current("kv_manager", message.epoch):
+                if message.worker_epoch == self._term.worker_epoch:
                     self._on_kv_message(message)
             case EngineGeometry():
-                if self._is_current("gpu_worker", message.epoch):
-                    self._on_geometry(message)
+                self._on_geometry(message)
             case PeerRestarted():
-                self._is_current(message.actor, message.epoch)
+                pass
             case Drain():
                 self._drain_ns = message.deadline_ns
             case Shutdown():
@@ -108,7 +113,7 @@ class Scheduler:
         if self._drain_ns is not None:
             self._drain(now_ns, self._drain_ns)
         commits_left = False
-        if self._engine is not None and self._worker_ready:
+        if self._engine is not None:
             planner, ledger = self._engine.planner, self._engine.ledger
             if self._faults.next_trial(self._book.open):
                 self._make_way(planner, ledger)
@@ -127,24 +132,37 @@ class Scheduler:
             due_ns.append(self._drain_ns)
         return min((due for due in due_ns if due is not None), default=None)
 
-    def _is_current(self, actor: str, epoch: int) -> bool:
-        """Whether a message of this epoch counts. The first sign of a new life is the end of the old one."""
-        known = self._peer_epochs.setdefault(actor, epoch)
-        if epoch > known:
-            self._peer_epochs[actor] = epoch
-            if actor == "gpu_worker":
-                self._on_worker_lost()
-            elif actor == "kv_manager" and self._engine is not None:
-                raise InvariantBroken("the KV manager began again and knows none of our blocks")
-        return epoch >= known
+    def _begin_term(self) -> None:
+        """Begins with empty books: this scheduler is new, or the worker is."""
+        self._term = Term(self._epoch, self._lives["gpu_worker"])
+        self._book = RequestBook(self._config.enable_prefix_caching, self._faults)
+        self._lookahead = Lookahead(self._book)
+        self._in_flight = InFlight()
+        self._engine = None
+        self._is_fresh = True  # the next plan finds, or makes, the worker's table empty
+
+    def _on_new_life(self, actor: str) -> None:
+        match actor:
+            case "gpu_worker":
+                self.counters["forgotten"] += len(self._book.open)
+                self._begin_term()
+            case "kv_manager" if self._engine is not None:
+                ledger, running = self._engine.ledger, self._engine.planner.running
+                ledger.declare([*running.holders, *self._lookahead.ready])
+                self._lookahead.ask_again(ledger)
+            case "detokenizer":
+                # Nobody waits for these any more; the new edge sends again what a client takes up again.
+                for sequence in list(self._book.open.values()):
+                    self._retire(sequence, "abort")
 
     def _on_new_request(self, message: NewRequest) -> None:
+        if self._lives.adopt("gpu_worker", message.worker_epoch):
+            self._on_new_life("gpu_worker")
+        elif message.worker_epoch < self._term.worker_epoch:
+            return  # it comes again as soon as the edge has heard of the new worker
         fault = find_fault(message)
         if fault is not None:
             self._reject(message.request_id, max(1, message.n), "internal", fault)
-            return
-        if self._drain_ns is not None:
-            self._reject(message.request_id, message.n, "unavailable", STOPPING)
             return
         refusal = None
         if self._engine is not None:
@@ -165,7 +183,11 @@ class Scheduler:
         self.counters["received"] += num_samples
         self.counters["rejected"] += num_samples
         rejected = RequestRejected(
-            epoch=self._epoch, request_id=request_id, code=code, message=message
+            epoch=self._epoch,
+            request_id=request_id,
+            code=code,
+            message=message,
+            worker_epoch=self._term.worker_epoch,
         )
         self.outgoing.append(("detokenizer", rejected))
 
@@ -191,6 +213,7 @@ class Scheduler:
             sequence_id=sequence.sequence_id,
             finish_reason=outcome,
             message=message,
+            worker_epoch=self._term.worker_epoch,
         )
         self.outgoing.append(("detokenizer", closed))
         self._retire(sequence, outcome)
@@ -208,13 +231,10 @@ class Scheduler:
         # MATCHING, LEAVING, LEFT: until its PrefixFound or the answer to the plan that releases it.
 
     def _on_geometry(self, message: EngineGeometry) -> None:
-        limits = Limits.of(self._config, message)
-        self._worker_ready = True
         if self._engine is not None:
-            if limits != self._engine.limits:
-                raise InvariantBroken(f"limits changed from {self._engine.limits} to {limits}")
             return
-        ledger = BlockLedger(self._epoch, limits, self._send_to_kv_manager)
+        limits = Limits.of(self._config, message)
+        ledger = BlockLedger(self._term, limits, self._send_to_kv_manager)
         planner = Planner(limits, ledger, self._lookahead, self._in_flight)
         self._engine = _Engine(limits, ledger, planner)
         for request in {sequence.request: None for sequence in self._book.open.values()}:
@@ -307,16 +327,6 @@ class Scheduler:
         else:
             sequence.phase = Phase.CLOSED
 
-    def _on_worker_lost(self) -> None:
-        """The worker's memory is gone: whoever had a slot or a prefix in it begins again with its tokens."""
-        self._worker_ready = False
-        if self._engine is None:
-            return
-        self._in_flight.clear()
-        for sequence in self._engine.planner.abandon():
-            self._give_back(sequence, self._engine.ledger, keep_content=False)
-        self._lookahead.distrust(self._engine.ledger)
-
     def _send_plan(self, planner: Planner) -> bool:
         planned = planner.plan()
         if planned is None:
@@ -342,6 +352,7 @@ class Scheduler:
             sequence_id=sequence.sequence_id,
             num_cached_tokens=cached,
             miss_reason=sequence.miss_reason,
+            worker_epoch=self._term.worker_epoch,
         )
         self.outgoing.append(("detokenizer", scheduled))
 
@@ -349,9 +360,6 @@ class Scheduler:
         if now_ns >= deadline_ns:
             for sequence in list(self._book.open.values()):
                 self._close(sequence, "error", STOPPING)
-        if not self._book.open and not self._said_drained:
-            self._said_drained = True
-            self.outgoing.append(("launcher", Drained(actor="scheduler", epoch=self._epoch)))
 
     def _measure(self) -> None:
         num_open = len(self._book.open)
@@ -360,7 +368,7 @@ class Scheduler:
             planner = self._engine.planner
             num_running = len(planner.running.sequences)
             num_leased = self._engine.ledger.leases.num_leased
-            self.counters["preemptions"] = planner.num_preemptions
+            self.counters["preemptions"] += planner.take_preemptions()
         self.counters["plans"] = self._last_plan_id
         self.gauges["open"] = num_open
         self.gauges["running"] = num_running

@@ -3,14 +3,16 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final
 
 from fake_edge import FakeEdge, make_request, make_sampling
 from fake_model import FakeModel
 from fake_worker import FakeRow, FakeWorker, fake_geometry
-from memory_ring import Pace, RingSimulation
+from memory_ring import NS_PER_US, Life, Pace, RingSimulation
 
 from pillion.actors.kv_manager.kv_manager import KvManager
 from pillion.actors.scheduler.scheduler import Scheduler
+from pillion.messages.base import RingMessage
 from pillion.messages.blocks import RecallLease
 from pillion.messages.control import EngineGeometry, PeerRestarted
 from pillion.messages.inboxes import (
@@ -22,6 +24,16 @@ from pillion.messages.inboxes import (
 from pillion.messages.requests import NewRequest
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import InvariantBroken
+
+LAUNCHER: Final = Life("launcher", 1)
+INBOXES: Final[dict[str, Any]] = {
+    "scheduler": SchedulerInbox,
+    "kv_manager": KvManagerInbox,
+    "gpu_worker": WorkerInbox,
+    "detokenizer": DetokenizerInbox,
+}
+# From an actor's death to the first turn of its next life, and from there to the launcher's word of it.
+RESTART_US: Final = (0, 60_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +68,18 @@ class Engine:
         self.model = FakeModel(sizes.vocab_size, sizes.max_model_len, sizes.poison_every)
         self.ring = RingSimulation(seed, pace)
         self.edge = FakeEdge(self.model)
-        self.kv_manager = KvManager(1, sizes.enable_prefix_caching)
-        self.worker = self._new_worker(epoch=1)
-        self.scheduler = self._new_scheduler(epoch=1)
-        self.ring.add("scheduler", self.scheduler, SchedulerInbox)
-        self.ring.add("kv_manager", self.kv_manager, KvManagerInbox)
-        self.ring.add("gpu_worker", self.worker, WorkerInbox)
-        self.ring.add("detokenizer", self.edge, DetokenizerInbox)
+        self.kv_manager: KvManager
+        self.worker: FakeWorker
+        self.scheduler: Scheduler
+        self.num_kills = 0
+        self._epochs = dict.fromkeys(INBOXES, 1)
+        self._announced = dict.fromkeys(INBOXES, 1)
         self._verify_every = verify_every
-        self._num_counted = 0  # samples that an earlier scheduler has counted
         self.ring.after_turn = self._after_turn
-        for actor in ("scheduler", "kv_manager", "detokenizer"):
-            self.ring.send("launcher", actor, self._geometry(epoch=1))
+        for name in INBOXES:
+            self._start(name)
+        for name in ("scheduler", "kv_manager", "detokenizer"):
+            self.tell(name, self._geometry())
 
     def submit(self, request: NewRequest) -> None:
         """The edge sends a request."""
@@ -81,35 +93,73 @@ class Engine:
 
     def recall(self, num_blocks: int) -> None:
         """The KV manager wants blocks back."""
-        self.ring.send(
-            "kv_manager", "scheduler", RecallLease(epoch=1, group=0, num_blocks=num_blocks)
+        recall = RecallLease(
+            epoch=self._epochs["kv_manager"],
+            group=0,
+            num_blocks=num_blocks,
+            worker_epoch=self._announced["gpu_worker"],
         )
+        kv_manager, scheduler = (Life(n, self._epochs[n]) for n in ("kv_manager", "scheduler"))
+        self.ring.send(kv_manager, scheduler, recall)
 
-    def restart_scheduler(self) -> None:
-        """The scheduler dies; the worker ends its grant; another one gets what the edge has."""
-        self.ring.remove("scheduler")
-        self.ring.settle(max_turns=10_000)
-        self._num_counted = len(self.edge.samples) - len(self.edge.open_samples)
-        self.scheduler = self._new_scheduler(epoch=2)
-        self.ring.add("scheduler", self.scheduler, SchedulerInbox)
-        for actor in ("kv_manager", "gpu_worker", "detokenizer"):
-            self.ring.send("launcher", actor, PeerRestarted(actor="scheduler", epoch=2))
-        self.ring.send("launcher", "scheduler", self._geometry(epoch=1))
-        self.edge.admit_again()
-        self.ring.wake("detokenizer")
+    def kill(self, name: str) -> None:
+        """The actor dies, at any time but while it is dead; the launcher starts it again."""
+        if self.ring.epoch_of(name) is None:
+            return
+        self.num_kills += 1
+        self.ring.kill(name)
+        self.ring.call_later(self._draw_ns(), lambda: self._restart(name))
 
-    def restart_worker(self) -> None:
-        """The worker dies with its memory; all that it has sent arrives; another one takes its place."""
-        self.ring.remove("gpu_worker")
-        self.ring.settle(max_turns=10_000)
-        for actor in ("kv_manager", "scheduler", "detokenizer"):
-            self.ring.send("launcher", actor, PeerRestarted(actor="gpu_worker", epoch=2))
-        # Loading takes longer than the news of the restart.
-        self.ring.settle(max_turns=10_000)
-        self.worker = self._new_worker(epoch=2)
-        self.ring.add("gpu_worker", self.worker, WorkerInbox)
-        for actor in ("kv_manager", "scheduler", "detokenizer"):
-            self.ring.send("launcher", actor, self._geometry(epoch=2))
+    def _restart(self, name: str) -> None:
+        self._epochs[name] += 1
+        epoch = self._epochs[name]
+        self._start(name)
+        self.ring.call_later(self._draw_ns(), lambda: self._announce(name, epoch))
+
+    def _announce(self, name: str, epoch: int) -> None:
+        """The launcher has seen that the new life is ready, unless it has ended meanwhile."""
+        if self.ring.epoch_of(name) != epoch:
+            return
+        self._announced[name] = epoch
+        for other in INBOXES:
+            if other != name:
+                self.tell(other, PeerRestarted(actor=name, epoch=epoch))
+        if name == "gpu_worker":
+            for other in ("scheduler", "kv_manager", "detokenizer"):
+                self.tell(other, self._geometry())
+        else:
+            self.tell(name, self._geometry())
+
+    def _start(self, name: str) -> None:
+        """One life of an actor. It may know of peers that nobody else knows yet."""
+        epochs = self.ring.chance.choice((self._epochs, self._announced))
+        peers = {peer: epochs[peer] for peer in INBOXES if peer != name}
+        core = self._new_core(name, peers)
+        self.ring.add(name, core, INBOXES[name], self._epochs[name], peers)
+
+    def _new_core(self, name: str, peers: dict[str, int]) -> object:
+        epoch = self._epochs[name]
+        match name:
+            case "scheduler":
+                self.scheduler = self._new_scheduler(epoch, peers)
+                return self.scheduler
+            case "kv_manager":
+                caching = self.sizes.enable_prefix_caching
+                self.kv_manager = KvManager(epoch, caching, peer_epochs=peers)
+                return self.kv_manager
+            case "gpu_worker":
+                self.worker = self._new_worker(epoch)
+                return self.worker
+            case _:
+                self.edge.begin(epoch, peers)
+                return self.edge
+
+    def tell(self, name: str, message: RingMessage) -> None:
+        """The launcher tells an actor's current life."""
+        self.ring.send(LAUNCHER, Life(name, self._epochs[name]), message)
+
+    def _draw_ns(self) -> int:
+        return self.ring.chance.randint(*RESTART_US) * NS_PER_US
 
     def finish(self, max_turns: int = 200_000) -> None:
         """Runs until every sample has ended and all is quiet, and checks that nothing is left anywhere."""
@@ -138,7 +188,7 @@ class Engine:
     def _num_uncounted(self) -> int:
         counters = self.scheduler.counters
         ended = sum(int(n) for name, n in counters.items() if name.startswith("finished_"))
-        return len(self.edge.samples) - self._num_counted - ended - int(counters["rejected"])
+        return int(counters["received"] - counters["rejected"] - counters["forgotten"]) - ended
 
     def _check_sharing(self) -> None:
         """KV is shared within a salt only, and within a request only if there is no prefix cache."""
@@ -166,7 +216,7 @@ class Engine:
             fails=self._fails,
         )
 
-    def _new_scheduler(self, epoch: int) -> Scheduler:
+    def _new_scheduler(self, epoch: int, peers: dict[str, int]) -> Scheduler:
         sizes = self.sizes
         config = EngineConfig(
             model="fake",
@@ -174,9 +224,9 @@ class Engine:
             steps_in_flight=sizes.steps_in_flight,
             enable_prefix_caching=sizes.enable_prefix_caching,
         )
-        return Scheduler(epoch, config)
+        return Scheduler(epoch, config, peers)
 
-    def _geometry(self, epoch: int) -> EngineGeometry:
+    def _geometry(self) -> EngineGeometry:
         sizes = self.sizes
         return fake_geometry(
             self.model,
@@ -184,7 +234,7 @@ class Engine:
             sizes.max_num_batched_tokens,
             sizes.num_blocks,
             sizes.block_size,
-            epoch,
+            self._announced["gpu_worker"],
         )
 
     def _after_turn(self, name: str) -> None:

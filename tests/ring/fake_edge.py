@@ -21,6 +21,7 @@ from pillion.messages.requests import (
 from pillion.messages.sampling import TokenSampling
 from pillion.messages.steps import StepOutput
 from pillion.runtime.errors import InvariantBroken
+from pillion.runtime.lives import Lives
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class EdgeSample:
 class FakeEdge:
     """The core of a detokenizer, as far as the scheduler and the worker can tell."""
 
-    def __init__(self, model: FakeModel, epoch: int = 1) -> None:
+    def __init__(self, model: FakeModel) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
         self.samples: dict[SequenceId, EdgeSample] = {}
@@ -51,8 +52,15 @@ class FakeEdge:
         self.requests: dict[RequestId, NewRequest] = {}
         self.num_tokens = 0
         self._model = model
-        self._epoch = epoch
+        self._epoch = 1
+        self._lives = Lives()
         self._last_step = (1, -1)  # the worker's epoch, step
+
+    def begin(self, epoch: int, peer_epochs: dict[str, int]) -> None:
+        """Its life begins."""
+        self._epoch = epoch
+        self._lives = Lives(peer_epochs)
+        self._last_step = (self._lives["gpu_worker"], -1)
 
     def submit(self, request: NewRequest) -> None:
         """Sends a request to the scheduler at the next tick."""
@@ -73,10 +81,11 @@ class FakeEdge:
                 deadline_ns=request.deadline_ns,
             )
             self.open_samples.add(request.request_id + sample)
+        request = replace(request, epoch=self._epoch, worker_epoch=self._lives["gpu_worker"])
         self.outgoing.append(("scheduler", request))
 
-    def admit_again(self) -> None:
-        """Sends every open request to a new scheduler, with what it has produced so far."""
+    def _admit_again(self) -> None:
+        """Sends every open request, with what it has produced so far."""
         for request in self.requests.values():
             ids = range(request.request_id, request.request_id + request.n)
             if self.open_samples.isdisjoint(ids):
@@ -86,6 +95,7 @@ class FakeEdge:
                 request,
                 produced_token_ids=[pack_ids(sample.token_ids) for sample in samples],
                 finished=[index for index, sample in enumerate(samples) if sample.outcome],
+                worker_epoch=self._lives["gpu_worker"],
             )
             for sample in samples:
                 sample.miss_reason = None
@@ -105,15 +115,16 @@ class FakeEdge:
 
     def on_message(self, message: DetokenizerInbox, now_ns: int) -> None:
         """Takes one message. Raises InvariantBroken for what no client may see."""
+        if self._lives.is_stale(message):
+            return
+        if self._lives.begun_by(message) in ("scheduler", "gpu_worker"):
+            self._admit_again()
         match message:
             case StepOutput():
                 self._on_step_output(message)
-            case RequestRejected():
-                self._on_rejected(message)
-            case RequestClosed():
-                self._on_closed(message, now_ns)
-            case RequestScheduled():
-                self._on_scheduled(message)
+            case RequestRejected() | RequestClosed() | RequestScheduled():
+                if message.worker_epoch == self._lives["gpu_worker"]:
+                    self._on_scheduler_message(message, now_ns)
             case Shutdown():
                 self.finished = True
             case EngineGeometry() | PeerRestarted() | Drain():
@@ -127,11 +138,26 @@ class FakeEdge:
         """Nothing here depends on time."""
         return None
 
+    def _on_scheduler_message(
+        self, message: RequestRejected | RequestClosed | RequestScheduled, now_ns: int
+    ) -> None:
+        match message:
+            case RequestRejected():
+                self._on_rejected(message)
+            case RequestClosed():
+                self._on_closed(message, now_ns)
+            case RequestScheduled():
+                self._on_scheduled(message)
+            case _:
+                assert_never(message)
+
     def _on_step_output(self, output: StepOutput) -> None:
         epoch, step_id = self._last_step
-        if (output.epoch, output.step_id) not in ((epoch, step_id + 1), (epoch + 1, 0)):
+        if output.step_id != (step_id + 1 if output.epoch == epoch else 0):
             raise InvariantBroken(f"step {output.step_id} follows step {step_id}")
         self._last_step = (output.epoch, output.step_id)
+        if output.plan_epoch != self._lives["scheduler"]:
+            return
         tokens = iter(unpack_ids(output.token_ids))
         rows = zip(
             unpack_int64(output.sequence_ids),

@@ -58,6 +58,7 @@ class LaunchedStep:
     """A step whose output has not been collected."""
 
     step_id: int
+    plan_epoch: int
     plan_id: int
     execution: int
     samples: list[Sample]
@@ -216,7 +217,7 @@ class FakeWorker:
             return False
         plan = self._plan
         active = self._compute_rows(plan, first=self._executions == 0)
-        step = LaunchedStep(self._next_step_id, plan.plan_id, self._executions, [])
+        step = LaunchedStep(self._next_step_id, plan.epoch, plan.plan_id, self._executions, [])
         self._launched.append(step)
         rows = [row for _, row in active]
         if rows and self._fails(rows):
@@ -372,7 +373,7 @@ class FakeWorker:
         step = self._launched.popleft()
         for sample in step.samples:
             sample.row.noted_finished |= sample.finish != FINISH_NONE
-        if step.execution == 0:
+        if step.execution == 0 and step.plan_epoch == self._scheduler_epoch:
             self._cooling = {
                 block_id: plan_id
                 for block_id, plan_id in self._cooling.items()
@@ -400,6 +401,7 @@ class FakeWorker:
             finish=bytes(sample.finish for sample in samples),
             failure=step.failure,
             errors={row: "poisoned" for row, fails in enumerate(failed) if fails},
+            plan_epoch=step.plan_epoch,
         )
 
 

@@ -60,7 +60,7 @@ class World:
         self.sessions: set[int] = set()
         self.next_session = 1
         self.num_asked = 0
-        self.epoch = 1
+        self.epochs = {"scheduler": 1, "gpu_worker": 1}
 
     def connect(self) -> None:
         if len(self.sessions) < 4:
@@ -125,7 +125,7 @@ class World:
             row.num_sent = begin + len(new)
             row.ended = row.num_sent == len(row.token_ids)
             rows.append((row.sequence_id, row.start + begin, new, row.finish if row.ended else 0))
-        self.rig.step(*rows)
+        self.rig.step(*rows, epoch=self.epochs["gpu_worker"], plan_epoch=self.epochs["scheduler"])
 
     def cancel(self) -> None:
         open_keys = [key for key, asked in self.asked.items() if not asked.ended]
@@ -143,7 +143,10 @@ class World:
                 asked.disturbed = True  # which one it is, nobody has to know
             self.rig.ring(
                 RequestClosed(
-                    epoch=self.epoch, sequence_id=row.sequence_id, finish_reason="timeout"
+                    epoch=self.epochs["scheduler"],
+                    sequence_id=row.sequence_id,
+                    finish_reason="timeout",
+                    worker_epoch=self.epochs["gpu_worker"],
                 )
             )
 
@@ -155,10 +158,19 @@ class World:
             self.rig.edge.on_caught_up(session)
         self.rig.turn()
 
-    def restart_scheduler(self) -> None:
-        self.epoch += 1
+    def restart(self) -> None:
+        """One of the two dies, and what the edge had from it last is told to nobody else."""
+        actor = self.chance.choice(sorted(self.epochs))
+        old = dict(self.epochs)
+        self.epochs[actor] += 1
         self.obey()
-        self.rig.ring(PeerRestarted(actor="scheduler", epoch=self.epoch))
+        self.rig.ring(PeerRestarted(actor=actor, epoch=self.epochs[actor]))
+        late = [
+            (row.sequence_id, row.start + row.num_sent, [self.chance.randrange(9)], 0)
+            for row in self.rows.values()
+            if not row.ended
+        ]
+        self.rig.step(*late, epoch=old["gpu_worker"], plan_epoch=old["scheduler"])
         open_ids = set()
         for again in self.rig.take_ring(NewRequest):
             for index in range(again.n):
@@ -169,6 +181,7 @@ class World:
                     continue
                 open_ids.add(row.sequence_id)
                 assert len(produced) == row.num_sent or row.num_sent < len(produced)
+                assert again.worker_epoch == self.epochs["gpu_worker"]
         for row in self.rows.values():
             row.ended = row.ended or row.sequence_id not in open_ids
 
@@ -255,7 +268,7 @@ def test_random_loads(text_model: TextModel, seed: int) -> None:
         (world.be_slow, 3),
         (world.connect, 1),
         (world.disconnect, 1),
-        (world.restart_scheduler, 1),
+        (world.restart, 1),
         (world.obey, 8),
         (world.read, 8),
     ]

@@ -373,7 +373,10 @@ def test_a_new_scheduler_gets_what_is_open(rig: EdgeRig) -> None:
     stale = RequestClosed(epoch=1, sequence_id=whole.request_id + 1, finish_reason="error")
     rig.ring(stale)
     assert rig.take() == []
-    rig.step((whole.request_id + 1, start + 1, [99], FINISH_LENGTH))
+    # The old plans still run, and the new scheduler computes this token again.
+    rig.step((whole.request_id + 1, start + 1, [100], FINISH_LENGTH))
+    assert rig.take() == []
+    rig.step((whole.request_id + 1, start + 1, [99], FINISH_LENGTH), plan_epoch=2)
     (chunk,) = rig.take()
     assert (chunk.text, chunk.offset, chunk.finish_reason) == ("c", 1, "length")
 
@@ -382,6 +385,8 @@ def test_steps_of_a_dead_worker_are_dropped(rig: EdgeRig) -> None:
     admitted = rig.generate()
     start = len(admitted.prompt_token_ids) // 4
     rig.ring(PeerRestarted(actor="gpu_worker", epoch=2))
+    (again,) = rig.take_ring(NewRequest)
+    assert (again.request_id, again.worker_epoch) == (admitted.request_id, 2)
     rig.step((admitted.request_id, start, [97], 0))
     assert rig.take() == []
     rig.step((admitted.request_id, start, [98], FINISH_LENGTH), epoch=2)

@@ -19,8 +19,8 @@ def group_with_two_cached_blocks() -> tuple[KvGroup, Node, Node]:
     )
     group.num_owed = 2
     first, second = group.lease()
-    parent = group.commit("", b"parent", None, first, shared=True)
-    child = group.commit("", b"child", parent, second, shared=True)
+    parent = group.commit("", b"parent", None, first)
+    child = group.commit("", b"child", parent, second)
     group.release(child, second)
     group.release(parent, first)
     group.verify()
@@ -88,5 +88,37 @@ def test_verify_uses_sees_blocks_that_no_sequence_has() -> None:
         group.verify_uses(set(), 0)
     with pytest.raises(InvariantBroken, match="is not referenced"):
         group.verify_uses({3}, 1)
-    with pytest.raises(InvariantBroken, match="1 users counted, 0 found"):
-        group.verify_uses({parent.block_id}, 0)
+    for num_uses in (0, 2):
+        with pytest.raises(InvariantBroken, match=f"1 users counted, {num_uses} found"):
+            group.verify_uses({parent.block_id}, num_uses)
+
+
+def held_group(*block_ids: int) -> tuple[KvGroup, list[Node]]:
+    """Sequences that have had these blocks, all with one content, since before the group began."""
+    group = KvGroup(
+        KvGroupGeometry(
+            kind="full_attention", num_layers=1, num_blocks=4, block_size_tokens=8, block_bytes=1
+        )
+    )
+    group.pool.claim(set(block_ids), BlockState.REFERENCED)
+    nodes = [group.hold("", b"content", None, block_id) for block_id in block_ids]
+    group.verify()
+    group.verify_uses(set(block_ids), sum(id_ == nodes[0].block_id for id_ in block_ids))
+    return group, nodes
+
+
+@pytest.mark.parametrize("block_ids", [(2,), (2, 2), (2, 3), (2, 2, 3), (3, 2, 2), (2, 3, 2, 1)])
+def test_blocks_that_are_held_end_as_cached_once(block_ids: tuple[int, ...]) -> None:
+    group, nodes = held_group(*block_ids)
+    assert len(set(nodes)) == 1
+    for node, block_id in zip(nodes, block_ids, strict=True):
+        group.release(node, block_id)
+    group.verify()
+    assert group.pool.counts == [3, 0, 0, 1]
+    group.num_owed = 4
+    assert sorted(group.lease()) == [0, 1, 2, 3]
+
+
+def test_two_shared_blocks_with_one_content_cannot_be() -> None:
+    with pytest.raises(InvariantBroken, match="blocks 2 and 3 have one content"):
+        held_group(2, 2, 3, 3)

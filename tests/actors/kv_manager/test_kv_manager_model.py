@@ -14,6 +14,8 @@ from pillion.messages.blocks import (
     BlockLease,
     CommitBlocks,
     FindPrefix,
+    HeldBlocks,
+    HeldSequence,
     LeaseRequest,
     PrefixFound,
     ReleaseBlocks,
@@ -26,8 +28,17 @@ from pillion.messages.inboxes import KvManagerInbox
 BLOCK = 8  # tokens
 SALTS = ("", "s")
 MAX_BLOCKS = 5  # per sequence
-EVENTS = ("find", "lease", "give back", "use", "commit", "release", "restart")
-WEIGHTS = (15, 15, 4, 35, 15, 15, 0.1)
+EVENTS = (
+    "find",
+    "lease",
+    "give back",
+    "use",
+    "commit",
+    "release",
+    "restart",
+    "restart kv manager",
+)
+WEIGHTS = (15, 15, 4, 35, 15, 15, 0.1, 0.1)
 
 # A prefix: its salt and the label of each of its blocks. All tokens of a block are its label.
 Prefix = tuple[str, tuple[int, ...]]
@@ -63,6 +74,10 @@ class Model:
     evicted: list[Prefix] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A KV manager that knows nothing yet."""
         self.kv = KvManager(epoch=1, enable_prefix_caching=True)
         group = KvGroupGeometry(
             kind="full_attention",
@@ -169,6 +184,37 @@ class Model:
         self.num_owed = 0
         self.epoch += 1
         self.settle(self.tell(PeerRestarted(actor="scheduler", epoch=self.epoch)))
+
+    def restart_kv_manager(self) -> None:
+        """It dies, and the next one is told what there is."""
+        self.begin()
+        self.num_owed = 0
+        self.evicted.clear()
+        self.users = {prefix: users for prefix, users in self.users.items() if users}
+        self.last_used.clear()
+        uncommitted = [
+            block_id
+            for sequence in self.sequences.values()
+            for block_id in sequence.block_ids[sequence.num_committed :]
+        ]
+        message = HeldBlocks(
+            epoch=self.epoch,
+            leased=[pack_ids(self.leased + uncommitted)],
+            sequences=[
+                HeldSequence(
+                    sequence_id=sequence_id,
+                    salt=sequence.salt,
+                    token_ids=pack_ids(
+                        label
+                        for label in sequence.labels[: sequence.num_committed]
+                        for _ in range(BLOCK)
+                    ),
+                    block_ids=[pack_ids(sequence.block_ids[: sequence.num_committed])],
+                )
+                for sequence_id, sequence in self.sequences.items()
+            ],
+        )
+        self.settle(self.tell(message))
 
     # What follows from it.
 
@@ -314,6 +360,10 @@ class KvMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.model.restart()
 
+    @rule()
+    def restart_kv_manager(self) -> None:
+        self.model.restart_kv_manager()
+
     @invariant()
     def adds_up(self) -> None:
         self.model.check()
@@ -365,3 +415,5 @@ def random_event(model: Model, chance: random.Random) -> None:
         model.release(chance.choice(list(model.sequences)))
     elif kind == "restart":
         model.restart()
+    elif kind == "restart kv manager":
+        model.restart_kv_manager()

@@ -47,17 +47,3 @@ def test_looking_does_not_make_room_for_a_salt() -> None:
     for number in range(100):
         assert not index.nodes_of(f"salt {number}")
     assert index.all_nodes() == []
-
-
-def test_what_is_cleared_is_no_longer_indexed() -> None:
-    index = PrefixIndex()
-    parent = Node("", chain("", 1), None, 0)
-    child = Node("", chain("", 1, 2), parent, 1)
-    for node in (parent, child):
-        index.insert(node)
-        assert node.indexed
-    assert parent.num_children == 1
-    index.clear()
-    assert not parent.indexed
-    assert not child.indexed
-    assert not index.has_under_any_salt(child.block_hash)

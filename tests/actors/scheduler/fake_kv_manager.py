@@ -7,6 +7,7 @@ from pillion.messages.blocks import (
     BlockLease,
     CommitBlocks,
     FindPrefix,
+    HeldBlocks,
     LeaseRequest,
     PrefixFound,
     RecallLease,
@@ -30,14 +31,19 @@ class FakeKvManager:
         self.num_evictions = 0
         self.num_requests = 0
         self.num_blocks = num_blocks
-        self.free = list(range(num_blocks))
+        self._size = block_size
+        self._epoch = epoch
+        self._begin(worker_epoch=1)
+
+    def _begin(self, worker_epoch: int) -> None:
+        """Nothing is known about the worker's memory."""
+        self.free = list(range(self.num_blocks))
         self.leased: set[int] = set()
         self.owed = 0
         self.open: dict[int, tuple[str, list[int], list[int]]] = {}  # salt, tokens, blocks
         self._index: dict[Key, int] = {}  # least recently used first
         self._users: dict[int, int] = {}
-        self._size = block_size
-        self._epoch = epoch
+        self._worker_epoch = worker_epoch
 
     @property
     def num_used(self) -> int:
@@ -63,10 +69,9 @@ class FakeKvManager:
                 self.finished = True
             case PeerRestarted():
                 if message.actor == "gpu_worker":
-                    self._index.clear()
-                    for block_id in [b for b, users in self._users.items() if not users]:
-                        del self._users[block_id]
-                        self.free.append(block_id)
+                    self._begin(message.epoch)
+            case HeldBlocks():
+                self._hold(message)
             case EngineGeometry():
                 pass
         if self.owed and (self.free or self._evictable()):
@@ -79,7 +84,15 @@ class FakeKvManager:
     def recall(self, num_blocks: int) -> None:
         """Asks for blocks back, as if another group needed them."""
         self.outgoing.append(
-            ("scheduler", RecallLease(epoch=self._epoch, group=0, num_blocks=num_blocks))
+            (
+                "scheduler",
+                RecallLease(
+                    epoch=self._epoch,
+                    group=0,
+                    num_blocks=num_blocks,
+                    worker_epoch=self._worker_epoch,
+                ),
+            )
         )
 
     def _evictable(self) -> list[Key]:
@@ -92,7 +105,11 @@ class FakeKvManager:
             taken.append(self.free.pop(0))
         self.leased.update(taken)
         lease = BlockLease(
-            epoch=self._epoch, group=0, block_ids=pack_ids(taken), num_owed=self.owed
+            epoch=self._epoch,
+            group=0,
+            block_ids=pack_ids(taken),
+            num_owed=self.owed,
+            worker_epoch=self._worker_epoch,
         )
         self.outgoing.append(("scheduler", lease))
 
@@ -131,6 +148,7 @@ class FakeKvManager:
                     block_ids=[pack_ids(blocks)],
                     num_cached_tokens=num_tokens,
                     miss_reason="cold",
+                    worker_epoch=self._worker_epoch,
                 ),
             )
         )
@@ -159,6 +177,20 @@ class FakeKvManager:
             if not self._users[block_id] and block_id not in indexed:
                 del self._users[block_id]
                 self.free.append(block_id)
+
+    def _hold(self, message: HeldBlocks) -> None:
+        self.leased.update(unpack_ids(message.leased[0]))
+        for held in message.sequences:
+            tokens, blocks = unpack_ids(held.token_ids), unpack_ids(held.block_ids[0])
+            if len(tokens) != len(blocks) * self._size:
+                raise InvariantBroken(f"{len(tokens)} tokens in {held}")
+            self.open[held.sequence_id] = (held.salt, tokens, blocks)
+            for number, block_id in enumerate(blocks):
+                self._users[block_id] = self._users.get(block_id, 0) + 1
+                key = (held.salt, tuple(tokens[: (number + 1) * self._size]))
+                self._index.setdefault(key, block_id)
+        held_ids = self.leased | self._users.keys()
+        self.free = [block_id for block_id in self.free if block_id not in held_ids]
 
     def _free_leased(self, block_ids: list[int]) -> None:
         for block_id in array("i", block_ids):

@@ -169,7 +169,7 @@ class Bench:
         assert gauges["open"] == 0
         assert gauges["leased_blocks"] == len(self.kv.leased)
         outcomes = sum(v for k, v in counters.items() if k.startswith("finished_"))
-        assert counters["received"] == outcomes + counters["rejected"]
+        assert counters["received"] == outcomes + counters["rejected"] + counters["forgotten"]
 
     def _deliver(self, receiver: str, message: RingMessage) -> None:
         match receiver:

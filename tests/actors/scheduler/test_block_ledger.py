@@ -7,6 +7,7 @@ from test_queues import waiting
 from pillion.actors.scheduler.block_ledger import MAX_COMMITS_PER_TICK, BlockLedger
 from pillion.actors.scheduler.fair_share import Client
 from pillion.actors.scheduler.sequence import Sequence
+from pillion.actors.scheduler.term import Term
 from pillion.messages.base import RingMessage
 from pillion.messages.blocks import (
     CommitBlocks,
@@ -25,7 +26,7 @@ def sent() -> list[RingMessage]:
 
 @pytest.fixture
 def ledger(sent: list[RingMessage]) -> BlockLedger:
-    ledger = BlockLedger(1, make_limits(), sent.append)
+    ledger = BlockLedger(Term(1, 1), make_limits(), sent.append)
     ledger.leases.on_lease(lease(range(100, 1000)))
     return ledger
 

@@ -4,6 +4,7 @@ import pytest
 
 from pillion.actors.scheduler.leases import Leases
 from pillion.actors.scheduler.limits import Limits
+from pillion.actors.scheduler.term import Term
 from pillion.messages.base import RingMessage
 from pillion.messages.blocks import BlockLease, LeaseRequest, RecallLease, ReturnLease
 from pillion.messages.codec import pack_ids, unpack_ids
@@ -29,7 +30,7 @@ def sent() -> list[RingMessage]:
 
 @pytest.fixture
 def leases(sent: list[RingMessage]) -> Leases:
-    return Leases(1, make_limits(), sent.append)
+    return Leases(Term(1, 1), make_limits(), sent.append)
 
 
 def lease(block_ids: range, num_owed: int = 0, group: int = 0) -> BlockLease:
@@ -103,7 +104,7 @@ def test_a_recall_takes_no_more_than_is_free(leases: Leases, sent: list[RingMess
 
 
 def test_every_group_gives_the_same_number(sent: list[RingMessage]) -> None:
-    leases = Leases(1, make_limits(num_groups=2), sent.append)
+    leases = Leases(Term(1, 1), make_limits(num_groups=2), sent.append)
     leases.reconcile(low=5, high=20)
     assert sent == [ask(20, 0), ask(20, 1)]
     leases.on_lease(lease(range(20)))

@@ -9,7 +9,7 @@ from fake_model import FakeModel
 from fake_worker import FakeWorker, fake_geometry
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from memory_ring import NS_PER_US, RingSimulation
+from memory_ring import NS_PER_US, Life, RingSimulation
 
 from pillion.actors.scheduler.scheduler import Scheduler
 from pillion.messages.inboxes import (
@@ -82,7 +82,7 @@ class World:
         geometry = fake_geometry(
             self.model, sizes.num_slots, sizes.budget, sizes.num_blocks, sizes.block_size
         )
-        self.ring.send("launcher", "scheduler", geometry)
+        self.ring.send(Life("launcher", 1), Life("scheduler", 1), geometry)
 
     def submit(self, request_id: int, arrival: Arrival) -> None:
         prompt = [(arrival.family * 7 + place) % 50 for place in range(arrival.num_prompt_tokens)]
