@@ -61,6 +61,12 @@ class GenerateRequest(EdgeMessage, frozen=True):
     stream: bool = True  # False: one chunk per sample, when it has finished
     # Takes up again after a lost connection: per sample, the number of tokens already received.
     resume_from: list[int] | None = None
+    # Of a chat: reasoning and tool calls come apart from the text.
+    parse_output: bool = False
+    # "auto", "none", "required", or {"type": "function", "function": {"name": ...}}. Needs parse_output,
+    # and so does the next.
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True  # False: nothing follows the first call
 
 
 class CancelRequest(EdgeMessage, frozen=True):
@@ -129,6 +135,15 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
     first_step_ms: float  # the worker's own time for the step that gave the first token
 
 
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is new of one call of a function. `id` and `name` come with its first delta."""
+
+    index: int  # of the call, from 0 in each sample
+    id: str = ""
+    name: str = ""
+    arguments: str = ""  # a part of a JSON object
+
+
 class GenerateChunk(EdgeMessage, frozen=True):
     """New text and tokens of one sample.
 
@@ -150,6 +165,8 @@ class GenerateChunk(EdgeMessage, frozen=True):
     usage: Usage | None = None  # in a request's last chunk
     times: RequestTimes | None = None  # likewise
     error: str | None = None  # with finish_reason "error"
+    reasoning: str = ""  # what the model says to itself, where it was asked apart from the text
+    tool_calls: list[ToolCallDelta] = []  # likewise
 
 
 class RequestFailed(EdgeMessage, frozen=True):

@@ -43,6 +43,12 @@ class RequestOptions(TypedDict, total=False):
     chat_template_kwargs: dict[str, Any] | None
     tools: list[dict[str, Any]] | None
     return_prompt_token_ids: bool
+    # Whether reasoning and tool calls of a chat come apart from the text.
+    parse_output: bool
+    # "auto", "none", "required", or {"type": "function", "function": {"name": ...}}; needs parse_output.
+    tool_choice: str | dict[str, Any] | None
+    # False: nothing follows the first call.
+    parallel_tool_calls: bool
 
 
 class TokenizeOptions(TypedDict, total=False):

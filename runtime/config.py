@@ -1,7 +1,7 @@
 """The one configuration: TOML file, command line flags and Python arguments are the same fields."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -11,6 +11,11 @@ from pillion.runtime.http_settings import parse_http_address
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+ToolParserName = Literal[
+    "auto", "hermes", "llama3_json", "mistral", "pythonic", "deepseek", "gpt_oss", "json"
+]
+
+REASONING_PARSERS: Final = ("auto", "none", "qwen3", "deepseek_r1", "mistral", "gpt_oss")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +70,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allow_request_templates: Annotated[
         bool, Meta(description="let clients send chat templates of their own")
     ] = False
+    tool_parser: Annotated[
+        ToolParserName,
+        Meta(description="how the model writes tool calls, if its chat template does not show it"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            description="how the model marks reasoning: none, qwen3, deepseek_r1, mistral, gpt_oss, or a"
+            " start and an end marker with a space between"
+        ),
+    ] = "auto"
     drain_s: Annotated[
         float, Meta(description="seconds that open requests get when the daemon stops")
     ] = 10.0
@@ -122,6 +138,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("max_restarts must be at least 0 and restart_period_s above 0")
         if self.http is not None:
             parse_http_address(self.http)
+        if (
+            self.reasoning_parser not in REASONING_PARSERS
+            and len(self.reasoning_parser.split()) != 2
+        ):
+            raise ConfigError(
+                f"reasoning_parser must be {', '.join(REASONING_PARSERS)}, or a start and an end marker with"
+                f" a space between, got {self.reasoning_parser!r}"
+            )
         if self.api_key == "":
             raise ConfigError("api_key must not be empty")
 

@@ -15,6 +15,20 @@ class Logprob:
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A call of a function that the model asks for; in a stream, what is new of it.
+
+    `index` counts the calls of a sample. `id` and `name` come with a call's first part. `arguments` is a
+    JSON object as text, as the model wrote it: one that was cut off is no valid JSON.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One of the n samples of a request; in a stream, what is new of it.
 
@@ -30,6 +44,9 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    # With `parse_output`: what the model said to itself, and the functions that it wants to call.
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     def finished(self) -> bool:
         """Whether no further token follows."""

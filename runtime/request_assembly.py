@@ -1,13 +1,20 @@
 """One request's answer, put together from the chunks in which it comes."""
 
 import time
+from dataclasses import replace
 
 from pillion.messages.codec import num_ids, unpack_floats, unpack_ids
 from pillion.messages.text import GenerateChunk, RequestFailed, RequestTimes, TokenLogprobs
 from pillion.runtime.client_requests import error_of
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import RequestError
-from pillion.runtime.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from pillion.runtime.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    ToolCall,
+)
 
 
 class RequestAssembly:
@@ -62,6 +69,11 @@ class RequestAssembly:
             finish_reason=chunk.finish_reason,
             stop_reason=chunk.stop_reason,
             error=chunk.error,
+            reasoning=chunk.reasoning,
+            tool_calls=[
+                ToolCall(call.index, call.id, call.name, call.arguments)
+                for call in chunk.tool_calls
+            ],
         )
         if chunk.logprobs is not None:
             new.logprobs = logprob_dicts(chunk.logprobs)
@@ -93,6 +105,9 @@ class RequestAssembly:
 
     def _join(self, sample: CompletionOutput, new: CompletionOutput) -> None:
         sample.text += new.text
+        sample.reasoning += new.reasoning
+        for call in new.tool_calls:
+            self._join_call(sample, call)
         sample.token_ids += new.token_ids
         sample.finish_reason = new.finish_reason
         sample.stop_reason = new.stop_reason
@@ -110,6 +125,16 @@ class RequestAssembly:
             if self.finished:
                 self._metrics.finished_s = elapsed_s
                 self.output.finished = True
+
+    def _join_call(self, sample: CompletionOutput, new: ToolCall) -> None:
+        if new.index == len(sample.tool_calls):
+            sample.tool_calls.append(replace(new))
+        elif new.index < len(sample.tool_calls):
+            sample.tool_calls[new.index].arguments += new.arguments
+        else:
+            raise RequestError(
+                f"the daemon sent a part of call {new.index} of sample {sample.index}, which has not begun"
+            )
 
     def _describe(self, chunk: GenerateChunk, new: CompletionOutput) -> RequestOutput:
         whole = self.output

@@ -287,8 +287,13 @@ class Admissions:
             self._book.samples[sample.sequence_id] = sample
             if params.detokenize:
                 sample.text = model.tokenizer.stream(
-                    params.skip_special_tokens, params.spaces_between_special_tokens
+                    params.skip_special_tokens,
+                    params.spaces_between_special_tokens,
+                    frozenset() if prompt.answer is None else prompt.answer.markers,
                 )
+            if prompt.answer is not None:
+                sample.parsed = prompt.answer.output(sample.sequence_id, request.arrival_ns)
+                sample.parser = prompt.answer.parser(sample.parsed)
             if params.stop_strings:
                 sample.matcher = StopMatcher(params.stop_strings)
         self._book.counters["prompt_tokens"] += count

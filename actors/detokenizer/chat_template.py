@@ -1,10 +1,13 @@
 """Chats to prompts, by the template that the model's makers wrote."""
 
+import re
 from typing import Any, Final
 
 import jinja2
 from jinja2 import meta
 
+from pillion.actors.detokenizer.chat_messages import Chat, flat_messages
+from pillion.actors.detokenizer.plain_tools import spelled_out
 from pillion.actors.detokenizer.template_guard import GuardedEnvironment, TemplateLimitReached
 from pillion.runtime.errors import InvalidRequest, RequestError
 
@@ -33,7 +36,8 @@ RESERVED_NAMES: Final = frozenset(
     )
 )
 
-Chat = list[dict[str, Any]]
+# Some templates tell calls from texts by a content that is none, others fail at one.
+_WANTS_NONE: Final = re.compile(r"""message(?:\.content|\[['"]content['"]\]) is none""")
 
 
 class ChatTemplate:
@@ -49,6 +53,11 @@ class ChatTemplate:
     def __bool__(self) -> bool:
         """Whether the model has a template."""
         return bool(self._sources)
+
+    @property
+    def sources(self) -> list[str]:
+        """The templates themselves."""
+        return list(self._sources.values())
 
     def render(
         self,
@@ -66,10 +75,13 @@ class ChatTemplate:
         """
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         template = self._template(name)
-        if tools and not self._takes_tools[name]:
-            raise InvalidRequest("the model's chat template takes no tools", "tools")
+        flat = flat_messages(messages)
+        if not self._takes_tools[name]:
+            flat, tools = spelled_out(flat, tools), None
+        elif _WANTS_NONE.search(self._sources[name]):
+            flat = [_without_empty_content(message) for message in flat]
         variables = template_variables(
-            flat_messages(messages),
+            flat,
             self._special_tokens,
             add_generation_prompt and not continue_final_message,
             tools,
@@ -109,7 +121,7 @@ class ChatTemplate:
             raise RequestError(
                 f"the model's chat template cannot be compiled: {error}", "unsupported", "messages"
             ) from error
-        self._takes_tools[name] = "tools" in names
+        self._takes_tools[name] = "tools" in names or "tool_calls" in source
         self._compiled[name] = template
         return template
 
@@ -136,53 +148,6 @@ def template_variables(
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
     }
-
-
-def flat_messages(messages: Chat) -> Chat:
-    """The messages with content as text. Raises InvalidRequest naming the message that is none."""
-    if not messages:
-        raise InvalidRequest(
-            "messages must hold at least one message, got an empty list", "messages"
-        )
-    flat: Chat = []
-    for index, message in enumerate(messages):
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise InvalidRequest(
-                f"messages[{index}].role must be a non-empty string, got {role!r:.80}", "messages"
-            )
-        content = message.get("content")
-        if isinstance(content, list):
-            message = {**message, "content": _joined_parts(index, content)}
-        elif content is None:
-            if "tool_calls" not in message:
-                raise InvalidRequest(f"messages[{index}] has no content", "messages")
-            message = {**message, "content": ""}
-        elif not isinstance(content, str):
-            raise InvalidRequest(
-                f"messages[{index}].content must be a string or a list of parts, got {content!r:.80}",
-                "messages",
-            )
-        flat.append(message)
-    return flat
-
-
-def _joined_parts(index: int, parts: list[Any]) -> str:
-    texts: list[str] = []
-    for part in parts:
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(text, str):
-            raise InvalidRequest(
-                f"messages[{index}].content has a part of type {kind!r:.80}; this model takes parts of type"
-                ' "text" with a string in "text"',
-                "messages",
-            )
-        texts.append(text)
-    return "\n".join(texts)
 
 
 def continued(prompt: str, messages: Chat) -> str:
@@ -219,3 +184,9 @@ def render_guarded(
             f"the chat template refused the messages: {str(error) or type(error).__name__:.500}",
             "messages",
         ) from error
+
+
+def _without_empty_content(message: dict[str, Any]) -> dict[str, Any]:
+    if message["content"] or "tool_calls" not in message:
+        return message
+    return {**message, "content": None}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pillion.actors.detokenizer.client_sessions import Session
 from pillion.actors.detokenizer.incremental import TextStream
 from pillion.actors.detokenizer.logprob_columns import LogprobRow, PromptLogprobTable
+from pillion.actors.detokenizer.parsed_output import OutputParser, OutputParts, ParsedOutput
 from pillion.actors.detokenizer.stop_strings import StopMatcher
 from pillion.messages.ids import FinishReason, RequestId, SequenceId
 from pillion.messages.requests import NewRequest
@@ -25,6 +26,8 @@ class OpenSample:
         "logprobs",
         "matcher",
         "num_sent",
+        "parsed",
+        "parser",
         "pieces",
         "request",
         "sequence_id",
@@ -42,6 +45,9 @@ class OpenSample:
         self.text: TextStream | None = None
         self.matcher: StopMatcher | None = None
         self.pieces: list[str] = []  # text that the client does not have yet
+        # Of a chat whose reasoning and calls come apart; the text goes through them then.
+        self.parser: OutputParser | None = None
+        self.parsed: ParsedOutput | None = None
         self.logprobs: list[LogprobRow] = []  # of tokens that the client does not have yet
         self.dirty = False
         self.last_sent = False  # the last chunk is on its way
@@ -70,20 +76,45 @@ class OpenSample:
         tail = self.text.flush()
         stop = self._take_text(tail) if tail else None
         if stop is None and self.matcher is not None:
-            self.pieces.append(self.matcher.flush())
+            self._show(self.matcher.flush())
         return stop
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is text that the client does not have."""
+        return bool(self.pieces) or (self.parsed is not None and self.parsed.has_news)
+
+    def end_parsing(self) -> None:
+        """No text follows: the parser decides on what it holds back."""
+        if self.parser is not None and self.parsed is not None:
+            self.parser.finish()
+            self.parsed.finish()
+            self.parser = None
+
+    def take_parts(self) -> OutputParts:
+        """What the client does not have yet; it counts as sent."""
+        if self.parsed is not None:
+            return self.parsed.take()
+        text, self.pieces = "".join(self.pieces), []
+        return OutputParts(text)
 
     def _take_text(self, piece: str) -> str | None:
         # Before min_tokens nothing may end the answer, so nothing is looked for.
         if self.matcher is None or len(self.token_ids) <= self.request.params.min_tokens:
-            self.pieces.append(piece)
+            self._show(piece)
             return None
         certain, stop = self.matcher.push(piece)
         if certain:
-            self.pieces.append(certain)
+            self._show(certain)
         if stop is not None and self.request.params.include_stop_str_in_output:
-            self.pieces.append(stop)
+            self._show(stop)
         return stop
+
+    def _show(self, text: str) -> None:
+        if self.parser is not None:
+            self.parser.push(text)
+        else:
+            self.pieces.append(text)
 
 
 @dataclass(slots=True, eq=False)

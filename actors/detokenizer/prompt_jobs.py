@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from pillion.actors.detokenizer.answer_plan import AnswerPlan
 from pillion.actors.detokenizer.chat_template import continued
 from pillion.actors.detokenizer.request_checks import check_text_size, check_token_ids, listed_ids
 from pillion.actors.detokenizer.template_process import render_apart
 from pillion.actors.detokenizer.text_model import TextModel
 from pillion.actors.detokenizer.token_sampling import bad_word_ids
+from pillion.actors.detokenizer.tool_use import ToolUse, read_tool_use
 from pillion.messages.codec import pack_ids
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import (
@@ -38,6 +40,7 @@ class PreparedPrompt:
 
     token_ids: list[int]
     bad_words: list[list[int]]
+    answer: AnswerPlan | None = None  # None: the answer is text and nothing else
 
 
 class PromptJob:
@@ -91,21 +94,42 @@ def prepare_prompt(
 ) -> PreparedPrompt:
     """Renders and tokenizes. Raises RequestError."""
     keep = params.truncate_prompt_tokens
+    answer = None
     if request.prompt_token_ids is not None:
         token_ids = listed_ids(request.prompt_token_ids)
+    elif request.messages is None:
+        token_ids = _tokens_of(
+            model, request.prompt or "", request.add_special_tokens, max_model_len, keep is not None
+        )
     else:
-        token_ids = _tokens_of_text(model, request, max_model_len, truncated=keep is not None)
+        tools = read_tool_use(request) if request.parse_output else ToolUse()
+        hides_tools = request.parse_output and tools.choice == "none"
+        text = _rendered(model, request, None if hides_tools else request.tools)
+        token_ids = _tokens_of(model, text, False, max_model_len, keep is not None)
+        if request.parse_output:
+            answer = AnswerPlan(
+                model.tool_format,
+                model.reasoning_format,
+                tools,
+                _ends_in_reasoning(model, request, text),
+            )
     return PreparedPrompt(
         token_ids=token_ids if keep is None else token_ids[-keep:],
         bad_words=bad_word_ids(params.bad_words or [], model.tokenizer),
+        answer=answer,
     )
 
 
 def tokenize(model: TextModel, request: TokenizeRequest, max_model_len: int) -> TokenizeReply:
     """Answers a TokenizeRequest. Raises RequestError."""
+    if request.messages is None:
+        text, add_special_tokens = request.prompt or "", request.add_special_tokens
+    else:
+        text, add_special_tokens = _rendered(model, request, request.tools), False
+    token_ids = _tokens_of(model, text, add_special_tokens, max_model_len, truncated=True)
     return TokenizeReply(
         client_request_id=request.client_request_id,
-        token_ids=pack_ids(_tokens_of_text(model, request, max_model_len, truncated=True)),
+        token_ids=pack_ids(token_ids),
         max_model_len=max_model_len,
     )
 
@@ -119,7 +143,11 @@ def detokenize(model: TextModel, request: DetokenizeRequest, vocab_size: int) ->
     )
 
 
-def _rendered(model: TextModel, request: GenerateRequest | TokenizeRequest) -> str:
+def _rendered(
+    model: TextModel,
+    request: GenerateRequest | TokenizeRequest,
+    tools: list[dict[str, Any]] | None,
+) -> str:
     messages = request.messages or []
     template = model.chat_template
     own_template = request.chat_template if isinstance(request, GenerateRequest) else None
@@ -128,29 +156,39 @@ def _rendered(model: TextModel, request: GenerateRequest | TokenizeRequest) -> s
             messages,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            tools=request.tools,
+            tools=tools,
             arguments=request.chat_template_kwargs,
         )
     variables = template.variables(
         messages,
         request.add_generation_prompt and not request.continue_final_message,
-        request.tools,
+        tools,
         request.chat_template_kwargs,
     )
     text = render_apart(own_template, variables)
     return continued(text, messages) if request.continue_final_message else text
 
 
-def _tokens_of_text(
-    model: TextModel,
-    request: GenerateRequest | TokenizeRequest,
-    max_model_len: int,
-    truncated: bool,
+def _ends_in_reasoning(model: TextModel, request: GenerateRequest, prompt: str) -> bool | None:
+    """Whether the prompt ends inside the model's reasoning; None where it does not say."""
+    form = model.reasoning_format
+    if form is None:
+        return None
+    if request.continue_final_message:
+        begun = (request.messages or [{}])[-1].get("content")
+        prompt = begun if isinstance(begun, str) else ""
+        return prompt.rfind(form.start) > prompt.rfind(form.end)
+    if not request.add_generation_prompt:
+        return None
+    end = prompt.rstrip()
+    if end.endswith(form.start):
+        return True
+    return False if end.endswith(form.end) else None
+
+
+def _tokens_of(
+    model: TextModel, text: str, add_special_tokens: bool, max_model_len: int, truncated: bool
 ) -> list[int]:
-    if request.messages is None:
-        text, add_special_tokens = request.prompt or "", request.add_special_tokens
-    else:
-        text, add_special_tokens = _rendered(model, request), False
     num_bytes = len(text.encode("utf-8", "replace"))
     least = model.tokenizer.min_tokens(num_bytes)
     check_text_size(num_bytes, least, max_model_len, truncated)

@@ -64,6 +64,9 @@ class RequestBook:
         if sample.finish_reason is not None:
             return
         request = sample.request
+        sample.end_parsing()
+        if reason == "stop" and sample.parsed is not None and sample.parsed.calls_complete:
+            reason = "tool_calls"
         sample.finish_reason, sample.stop_reason, sample.error = reason, stop_reason, error
         self.samples.pop(sample.sequence_id, None)
         self.counters["output_tokens"] += len(sample.token_ids)
@@ -128,7 +131,7 @@ class RequestBook:
         """Some condition has changed: marks every sample that has something to send."""
         for sample in request.samples:
             if (
-                sample.pieces
+                sample.has_news
                 or sample.finish_reason is not None
                 or len(sample.token_ids) > sample.num_sent
             ):
@@ -157,7 +160,7 @@ class RequestBook:
         request = sample.request
         finished = sample.finish_reason is not None
         start, sample.num_sent = sample.num_sent, len(sample.token_ids)
-        text, sample.pieces = "".join(sample.pieces), []
+        parts = sample.take_parts()
         sample.dirty = False
         if finished:
             sample.last_sent = True
@@ -170,7 +173,7 @@ class RequestBook:
         return GenerateChunk(
             client_request_id=request.client_request_id,
             index=sample.index,
-            text=text,
+            text=parts.text,
             token_ids=sample.token_ids[start:].tobytes(),
             offset=start,
             finish_reason=sample.finish_reason,
@@ -185,6 +188,8 @@ class RequestBook:
             usage=_usage(request) if is_last else None,
             times=_times(request) if is_last else None,
             error=sample.error,
+            reasoning=parts.reasoning,
+            tool_calls=parts.tool_calls,
         )
 
     def _logprobs(self, sample: OpenSample) -> TokenLogprobs | None:

@@ -3,6 +3,7 @@
 from array import array
 from typing import Any, Final
 
+from pillion.actors.detokenizer.tool_use import read_tool_use
 from pillion.messages.text import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from pillion.runtime.errors import InvalidRequest, RequestError
 
@@ -47,6 +48,7 @@ def check_request(request: GenerateRequest, allow_templates: bool) -> None:
         )
     if request.chat_template is not None:
         _check_template(request, allow_templates)
+    _check_parsing(request)
     if request.resume_from is not None and any(request.resume_from):
         raise RequestError(
             "resume_from: a request is cancelled when its connection closes, so nothing is left to resume;"
@@ -136,6 +138,22 @@ def _check_prompt_fields(request: GenerateRequest | TokenizeRequest) -> None:
     for name, value in chat_only.items():
         if value is not None:
             raise InvalidRequest(f"{name} needs messages, got {given[0]}", name)
+
+
+def _check_parsing(request: GenerateRequest) -> None:
+    if request.parse_output:
+        if request.messages is None:
+            raise InvalidRequest("parse_output needs messages", "parse_output")
+        if request.sampling_params is not None and not request.sampling_params.detokenize:
+            raise InvalidRequest("parse_output needs detokenize=True", "parse_output")
+        if read_tool_use(request).json_schema is not None:
+            raise RequestError(
+                "tool_choice: calls that must come need structured output, which this version does not offer",
+                "unsupported",
+                "tool_choice",
+            )
+    elif request.tool_choice not in (None, "auto"):
+        raise InvalidRequest("tool_choice needs parse_output", "tool_choice")
 
 
 def _check_template(request: GenerateRequest, allow_templates: bool) -> None:

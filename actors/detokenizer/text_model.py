@@ -1,8 +1,15 @@
 """Everything that the text edge knows about a model: vocabulary, ends of answers, chat template."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pillion.actors.detokenizer.answer_formats import (
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format,
+    tool_format,
+)
 from pillion.actors.detokenizer.chat_template import ChatTemplate
 from pillion.actors.detokenizer.gguf_tokenizer import (
     gguf_end_ids,
@@ -23,6 +30,8 @@ class TextModel:
     tokenizer: Tokenizer
     end_ids: frozenset[int]  # ids that end an answer unless the client ignores them
     chat_template: ChatTemplate
+    tool_format: ToolFormat = TOOL_FORMATS["json"]
+    reasoning_format: ReasoningFormat | None = None
 
 
 def load_text_model(config: EngineConfig) -> TextModel:
@@ -31,8 +40,15 @@ def load_text_model(config: EngineConfig) -> TextModel:
     Raises ModelError, naming the file and what is wrong with it.
     """
     if config.tokenizer is not None and Path(config.tokenizer).is_dir():
-        return _read_directory(Path(config.tokenizer))  # it need not hold a model
-    return read_text_model(resolve_model(config.tokenizer or config.model))
+        model = _read_directory(Path(config.tokenizer))  # it need not hold a model
+    else:
+        model = read_text_model(resolve_model(config.tokenizer or config.model))
+    templates = model.chat_template.sources
+    return replace(
+        model,
+        tool_format=tool_format(config.tool_parser, templates),
+        reasoning_format=reasoning_format(config.reasoning_parser, templates),
+    )
 
 
 def read_text_model(source: ModelSource) -> TextModel:

@@ -64,13 +64,20 @@ class Tokenizer:
             return text.removeprefix(" ")
         return text
 
-    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
+    def stream(
+        self,
+        skip_special_tokens: bool,
+        spaces_between: bool = True,
+        shown: frozenset[str] = frozenset(),
+    ) -> TextStream:
         """A new stream of text that continues another text.
 
         `spaces_between`: keep the space that decoders of words put between two added tokens; decoders of
-        bytes put none.
+        bytes put none. `shown`: special tokens that are not skipped.
         """
         hidden = self.special_ids if skip_special_tokens else frozenset()
+        if hidden and shown:
+            hidden -= {self.token_id(token) for token in shown}
         if self._table is not None:
             return TableText(self._table, hidden)
         return ContextText(self._decode_window, hidden, self._added_ids, spaces_between)

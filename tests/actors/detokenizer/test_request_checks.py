@@ -10,6 +10,13 @@ from pillion.messages.requests import NewRequest
 from pillion.messages.sampling import SamplingParams
 
 CHAT = [{"role": "user", "content": "hi"}]
+PARSED = {"parse_output": True}
+
+
+def tool(name: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({}, "prompt", "exactly one of prompt, messages, prompt_token_ids"),
     ({"prompt": "x", "messages": CHAT}, "messages", "prompt and messages"),
@@ -32,7 +39,32 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{}]}, "messages", "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages", "no content"),
     ({"messages": [{"role": "user", "content": 7}]}, "messages", "messages[0].content"),
-    ({"messages": CHAT, "tools": [{"type": "function"}]}, "tools", "takes no tools"),
+    ({"messages": CHAT, **PARSED, "tools": [{"type": "function"}]}, "tools", "tools[0]"),
+    ({"messages": CHAT, **PARSED, "tools": [tool(7)]}, "tools", "1 to 256 characters, got 7"),
+    ({"messages": CHAT, **PARSED, "tools": [tool("f", parameters=1)]}, "tools", "JSON schema"),
+    ({"messages": CHAT, **PARSED, "tools": [tool("f")] * 2}, "tools", "two functions of one name"),
+    ({"messages": CHAT, **PARSED, "tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"messages": CHAT, **PARSED, "tool_choice": "any"}, "tool_choice", "'any'"),
+    ({"messages": CHAT, **PARSED, "tool_choice": {"type": "function"}}, "tool_choice", "function"),
+    (
+        {
+            "messages": CHAT,
+            **PARSED,
+            "tools": [tool("f")],
+            "tool_choice": {"type": "function", "function": {"name": "g"}},
+        },
+        "tool_choice",
+        "names 'g'",
+    ),
+    ({"messages": CHAT, "tool_choice": "none"}, "tool_choice", "needs parse_output"),
+    ({"prompt": "x", **PARSED}, "parse_output", "needs messages"),
+    (
+        {"messages": CHAT, **PARSED, "sampling_params": {"detokenize": False}},
+        "parse_output",
+        "detokenize",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "tool_calls[0]"),
+    ({"messages": [{"role": "assistant", "tool_calls": 7}]}, "messages", "must be a list"),
     ({"messages": CHAT, "chat_template": "{{ 1 }}"}, "chat_template", "allow_request_templates"),
     (
         {"messages": CHAT, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
