@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STAMPS := .stamps
 QUESTION := Why does the moon have phases? Answer in two sentences.
 
-.PHONY: demo test test-gpu lint bench clean
+.PHONY: demo test test-gpu lint bench docs clean
 
 $(STAMPS)/venv:
 	@mkdir -p $(STAMPS)
@@ -55,6 +55,9 @@ lint: $(STAMPS)/lint
 
 bench: $(STAMPS)/install
 	$(BIN)/pillion bench latency
+
+docs: $(STAMPS)/test
+	$(BIN)/python -P -m pillion.actors.gateway.reference > docs/http-reference.md
 
 clean:
 	rm -rf $(VENV) $(STAMPS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -22,6 +22,7 @@ FINISH_REASONS: Final[tuple[FinishReason | None, ...]] = (None, "stop", "length"
 # Why a client's request failed.
 ErrorCode = Literal[
     "invalid_request",  # the client must change the request
+    "context_length_exceeded",  # likewise: the prompt is too long
     "overloaded",  # try again later
     "unavailable",  # the daemon is starting, draining or going down
     "unsupported",  # this model or version cannot do it

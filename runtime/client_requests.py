@@ -253,6 +253,6 @@ def check_timeout(name: str, value: float | None) -> None:
 def error_of(failure: RequestFailed, prefix: str = "") -> RequestError:
     """The exception that tells a caller of a refusal."""
     message = prefix + failure.message
-    if failure.code == "invalid_request":
-        return InvalidRequest(message, failure.param)
+    if failure.code in ("invalid_request", "context_length_exceeded"):
+        return InvalidRequest(message, failure.param, failure.code)
     return RequestError(message, failure.code, failure.param, failure.retry_after_ms)

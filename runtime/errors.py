@@ -1,5 +1,7 @@
 """Errors that users meet."""
 
+from typing import Literal
+
 from pillion.messages.ids import ErrorCode
 
 
@@ -34,8 +36,13 @@ class RequestError(PillionError):
 class InvalidRequest(RequestError, ValueError):
     """The client must change the request."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message, "invalid_request", param)
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: Literal["invalid_request", "context_length_exceeded"] = "invalid_request",
+    ) -> None:
+        super().__init__(message, code, param)
 
 
 class DaemonUnavailable(PillionError, ConnectionError):

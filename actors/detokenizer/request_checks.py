@@ -96,9 +96,10 @@ def check_length(num_prompt_tokens: int, max_model_len: int) -> None:
         raise InvalidRequest("the prompt is empty: it must have at least one token", "prompt")
     if num_prompt_tokens >= max_model_len:
         raise InvalidRequest(
-            f"the prompt has {num_prompt_tokens} tokens and an answer needs at least 1, which makes"
-            f" {num_prompt_tokens + 1}; the model takes {max_model_len} together (max_model_len)",
+            f"the prompt is too long: it has {num_prompt_tokens} tokens and an answer needs at least 1, which"
+            f" makes {num_prompt_tokens + 1}; the model takes {max_model_len} together (max_model_len)",
             "prompt",
+            "context_length_exceeded",
         )
 
 
@@ -112,9 +113,10 @@ def check_text_size(num_bytes: int, min_tokens: int, max_model_len: int, truncat
             )
     elif min_tokens >= max_model_len:
         raise InvalidRequest(
-            f"the prompt has {num_bytes} bytes, which is at least {min_tokens} tokens; the model takes"
-            f" {max_model_len} together with the answer (max_model_len)",
+            f"the prompt is too long: it has {num_bytes} bytes, which is at least {min_tokens} tokens; the"
+            f" model takes {max_model_len} together with the answer (max_model_len)",
             "prompt",
+            "context_length_exceeded",
         )
 
 

@@ -4,8 +4,7 @@ import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -13,49 +12,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from pillion.actors.gateway import model_routes
-from pillion.actors.gateway.chat_completions import chat_completions
-from pillion.actors.gateway.completions import completions
 from pillion.actors.gateway.exchange import ClientGone, Exchange
 from pillion.actors.gateway.gateway import Gateway
-from pillion.actors.gateway.http_errors import ApiShape, HttpError, http_error_of
+from pillion.actors.gateway.http_errors import HttpError, http_error_of
+from pillion.actors.gateway.routes import ROUTES, RouteSpec
 from pillion.runtime.errors import DaemonUnavailable, RequestError
 
 logger = logging.getLogger(__name__)
-
-Serve = Callable[[Gateway, Exchange, bytes], Awaitable[None]]
 
 # What is counted for a client that left before its response had begun; nobody receives it.
 STATUS_CLIENT_GONE: Final = 499
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
-
-
-@dataclass(frozen=True, slots=True)
-class RouteSpec:
-    """One row of the table of routes. `guarded`: an API key is needed, if there are any."""
-
-    method: Literal["GET", "POST"]
-    path: str
-    serve: Serve
-    guarded: bool = True
-    api_shape: ApiShape = "openai"
-
-
-ROUTES: Final = (
-    RouteSpec("POST", "/v1/chat/completions", chat_completions),
-    RouteSpec("POST", "/v1/completions", completions),
-    RouteSpec("POST", "/v1/embeddings", model_routes.embeddings),
-    RouteSpec("GET", "/v1/models", model_routes.list_models),
-    RouteSpec("GET", "/v1/models/{model:path}", model_routes.one_model),
-    RouteSpec("POST", "/tokenize", model_routes.tokenize),
-    RouteSpec("POST", "/detokenize", model_routes.detokenize),
-    RouteSpec("GET", "/version", model_routes.version),
-    RouteSpec("GET", "/live", model_routes.live, guarded=False),
-    RouteSpec("GET", "/ready", model_routes.ready, guarded=False),
-    RouteSpec("GET", "/health", model_routes.ready, guarded=False),
-    RouteSpec("GET", "/metrics", model_routes.metrics),
-)
 
 
 class Endpoint:

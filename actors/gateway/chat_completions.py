@@ -1,6 +1,7 @@
 """POST /v1/chat/completions."""
 
 import time
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,6 +14,7 @@ from pillion.actors.gateway.gateway import Gateway, new_id
 from pillion.actors.gateway.http_errors import http_error_of
 from pillion.actors.gateway.logprob_shapes import chat_logprobs, prompt_logprobs
 from pillion.actors.gateway.openai_replies import (
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -20,16 +22,16 @@ from pillion.actors.gateway.openai_replies import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
-    ChatTokenLogprob,
     PromptLogprobs,
+    ToolCall,
 )
 from pillion.actors.gateway.openai_requests import ChatCompletionRequest
+from pillion.actors.gateway.sample import Sample
 from pillion.actors.gateway.sampling_fields import chat_sampling
 from pillion.actors.gateway.usage import UsageCount, usage_mode
 from pillion.messages.codec import unpack_ids
-from pillion.messages.ids import FinishReason
 from pillion.messages.sampling import SamplingParams
-from pillion.messages.text import GenerateChunk, GenerateRequest
+from pillion.messages.text import GenerateChunk, GenerateRequest, ToolCallDelta
 from pillion.runtime.errors import DaemonUnavailable, RequestError
 
 _RENAMED = {"prompt": "messages", "prompt_token_ids": "messages"}
@@ -69,7 +71,13 @@ def chat_generation(
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=bool(request.continue_final_message),
         chat_template=request.chat_template,
-        chat_template_kwargs=request.chat_template_kwargs,
+        chat_template_kwargs=template_arguments(
+            request.chat_template_kwargs, request.reasoning_effort
+        ),
+        tools=request.tools or None,
+        parse_output=True,
+        tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
         return_prompt_token_ids=bool(
             request.return_token_ids or (options and options.continuous_usage_stats)
         ),
@@ -77,30 +85,30 @@ def chat_generation(
     )
 
 
-class _Sample:
-    """One answer as far as it has come."""
+def template_arguments(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
+    """Variables of the chat template; how much a model shall think is one, under the names in use."""
+    if effort is None:
+        return given
+    thinking = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **thinking, **(given or {})}
 
-    def __init__(self) -> None:
-        self.pieces: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[ChatTokenLogprob] = []
-        self.finish_reason: FinishReason = "stop"
-        self.stop_reason: int | str | None = None
 
-    def add(self, chunk: GenerateChunk) -> None:
-        self.pieces.append(chunk.text)
-        self.token_ids += unpack_ids(chunk.token_ids)
-        if chunk.logprobs is not None:
-            self.logprobs += chat_logprobs(chunk.logprobs).content
-        if chunk.finish_reason is not None:
-            self.finish_reason = chunk.finish_reason
-            self.stop_reason = chunk.stop_reason
+def whole_calls(sample: Sample) -> list[ToolCall]:
+    """The calls of a whole answer."""
+    return [
+        ToolCall(
+            id=call.id,
+            type="function",
+            function=CalledFunction(name=call.name, arguments=call.arguments),
+        )
+        for call in sample.tool_calls
+    ]
 
 
 async def _whole(
     model: str, request: ChatCompletionRequest, num_samples: int, answers: Answers
 ) -> ChatCompletion:
-    samples = [_Sample() for _ in range(num_samples)]
+    samples = [Sample() for _ in range(num_samples)]
     usage = UsageCount()
     first = _FirstChunk(request)
     while chunks := await answers.next():
@@ -115,7 +123,7 @@ async def _whole(
         choices=[
             ChatChoice(
                 index=index,
-                message=ChatMessage("".join(sample.pieces)),
+                message=_message(sample),
                 logprobs=ChatLogprobs(sample.logprobs) if request.logprobs else None,
                 finish_reason=sample.finish_reason,
                 stop_reason=sample.stop_reason,
@@ -126,6 +134,16 @@ async def _whole(
         usage=usage.whole(),
         prompt_logprobs=first.logprobs,
         prompt_token_ids=first.token_ids,
+    )
+
+
+def _message(sample: Sample) -> ChatMessage:
+    reasoning = sample.reasoning or UNSET
+    return ChatMessage(
+        content=None if sample.tool_calls and not sample.text else sample.text,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
+        tool_calls=whole_calls(sample) or UNSET,
     )
 
 
@@ -158,7 +176,7 @@ class _ChatStream(AnswerShape):
 
     def events(self, chunks: list[PromptChunk]) -> bytes:
         """Each sample's first event names the role; the others bring text."""
-        return b"".join([event(self._chunk(chunk)) for _, chunk in chunks])
+        return b"".join([event(self._chunk(chunk)) for _, chunk in chunks if self._tells(chunk)])
 
     def end(self) -> bytes:
         """The usage, if it was asked for."""
@@ -173,8 +191,19 @@ class _ChatStream(AnswerShape):
         )
         return event(last) + DONE
 
-    def _chunk(self, chunk: GenerateChunk) -> ChatChunk:
+    def _tells(self, chunk: GenerateChunk) -> bool:
+        """Whether an event of this chunk would bring anything; its tokens are counted."""
         self._usage.add(chunk)
+        return (
+            chunk.index not in self._started
+            or bool(chunk.text or chunk.reasoning or chunk.tool_calls)
+            or chunk.finish_reason is not None
+            or chunk.logprobs is not None
+            or self._usage_mode == "every"
+            or bool(self._request.return_token_ids)
+        )
+
+    def _chunk(self, chunk: GenerateChunk) -> ChatChunk:
         first = _FirstChunk(self._request)
         first.add(chunk)
         finished = chunk.finish_reason is not None
@@ -185,6 +214,9 @@ class _ChatStream(AnswerShape):
             delta=ChatDelta(
                 role="assistant" if is_start else UNSET,
                 content=chunk.text if chunk.text or is_start else UNSET,
+                reasoning=chunk.reasoning or UNSET,
+                reasoning_content=chunk.reasoning or UNSET,
+                tool_calls=[_call_delta(call) for call in chunk.tool_calls] or UNSET,
             ),
             logprobs=None if chunk.logprobs is None else chat_logprobs(chunk.logprobs),
             finish_reason=chunk.finish_reason,
@@ -200,3 +232,12 @@ class _ChatStream(AnswerShape):
             prompt_logprobs=first.logprobs,
             prompt_token_ids=first.token_ids,
         )
+
+
+def _call_delta(call: ToolCallDelta) -> ToolCall:
+    return ToolCall(
+        index=call.index,
+        id=call.id or UNSET,
+        type="function" if call.id else UNSET,
+        function=CalledFunction(name=call.name or UNSET, arguments=call.arguments),
+    )

@@ -18,6 +18,11 @@ def event(value: Any) -> bytes:
     return b"data: " + _ENCODER.encode(value) + b"\n\n"
 
 
+def named_event(name: str, value: Any) -> bytes:
+    """One event of streams that name their events."""
+    return b"event: " + name.encode() + b"\ndata: " + _ENCODER.encode(value) + b"\n\n"
+
+
 class AnswerShape:
     """Turns chunks into the events of one API. A route's own shape overrides all of these."""
 

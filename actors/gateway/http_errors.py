@@ -14,6 +14,7 @@ RETRY_AFTER_S: Final = 1
 
 _STATUS_OF: Final[dict[ErrorCode, int]] = {
     "invalid_request": 400,
+    "context_length_exceeded": 400,
     "unsupported": 400,
     "overloaded": 429,
     "unavailable": 503,

@@ -21,18 +21,18 @@ from pillion.messages.text import TokenizeRequest
 
 
 async def list_models(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
-    """GET /v1/models: the one model that is served."""
+    """Names the one model that is served."""
     await _reply(exchange, ModelList(data=[_model(gateway)]))
 
 
 async def one_model(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
-    """GET /v1/models/{model}."""
+    """Tells of the model, if it is this one."""
     gateway.check_model(exchange.scope["path_params"]["model"])
     await _reply(exchange, _model(gateway))
 
 
 async def tokenize(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
-    """POST /tokenize: the tokens of a text or a chat, as a generation would see them."""
+    """Gives the tokens of a text or a chat, as a generation would see them."""
     body = read_body(data, TokenizeBody)
     request = body.request
     gateway.check_model(request.model)
@@ -56,7 +56,7 @@ async def tokenize(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
 
 
 async def detokenize(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
-    """POST /detokenize: the text of tokens."""
+    """Gives the text of tokens."""
     body = read_body(data, DetokenizeBody)
     request = body.request
     gateway.check_model(request.model)
@@ -71,7 +71,7 @@ async def detokenize(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
 
 
 async def embeddings(gateway: Gateway, _: Exchange, data: bytes) -> None:
-    """POST /v1/embeddings: says that there are none."""
+    """Says that there are no embeddings: error `unsupported`."""
     gateway.check_model(read_body(data, EmbeddingBody).request.model)
     raise HttpError(
         400,
@@ -82,17 +82,17 @@ async def embeddings(gateway: Gateway, _: Exchange, data: bytes) -> None:
 
 
 async def version(_: Gateway, exchange: Exchange, __: bytes) -> None:
-    """GET /version."""
+    """Tells Pillion's version."""
     await _reply(exchange, VersionAnswer(version=pillion.__version__))
 
 
 async def live(_: Gateway, exchange: Exchange, __: bytes) -> None:
-    """GET /live: this process serves."""
+    """Answers 200 as long as the server's process runs."""
     await exchange.reply(200, b"{}")
 
 
 async def ready(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
-    """GET /ready and /health: a request would run now."""
+    """Answers 200 if a request would run now, else 503."""
     reason = await gateway.link.why_not_ready()
     if reason is not None:
         raise HttpError(503, reason, code="unavailable", retry_after_s=RETRY_AFTER_S)
@@ -100,7 +100,7 @@ async def ready(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
 
 
 async def metrics(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
-    """GET /metrics: numbers for Prometheus."""
+    """Gives numbers in Prometheus' text format."""
     is_ready = await gateway.link.why_not_ready() is None
     status = await ask_status(gateway.run_dir)
     page = metrics_page(gateway.metrics, status, gateway.model_name, is_ready)

@@ -1,9 +1,9 @@
 """What the OpenAI-compatible routes answer. Fields that are UNSET do not appear."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from pillion.messages.ids import FinishReason
 
@@ -14,7 +14,7 @@ PromptLogprobs = list["dict[str, PromptLogprob] | None"]
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """Where prompt tokens came from."""
 
-    cached_tokens: int
+    cached_tokens: Annotated[int, Meta(description="prompt tokens that were in the prefix cache")]
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -23,14 +23,16 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # not before the end
+    prompt_tokens_details: Annotated[
+        PromptTokensDetails | UnsetType, Meta(description="not before the end")
+    ] = UNSET
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
     """One candidate at one position of the prompt. Rank 1 is the likeliest."""
 
     logprob: float
-    rank: int
+    rank: Annotated[int, Meta(description="1 is the likeliest")]
     decoded_token: str
 
 
@@ -38,16 +40,16 @@ class TopLogprob(msgspec.Struct, frozen=True):
     """One of the likeliest tokens at a position. `bytes` is null for a part of a character."""
 
     token: str
-    logprob: float
-    bytes: list[int] | None
+    logprob: Annotated[float, Meta(description="at least -9999")]
+    bytes: Annotated[list[int] | None, Meta(description="null for a part of a character")]
 
 
 class ChatTokenLogprob(msgspec.Struct, frozen=True):
     """A sampled token and the likeliest ones at its position."""
 
     token: str
-    logprob: float
-    bytes: list[int] | None
+    logprob: Annotated[float, Meta(description="at least -9999")]
+    bytes: Annotated[list[int] | None, Meta(description="null for a part of a character")]
     top_logprobs: list[TopLogprob]
 
 
@@ -67,12 +69,37 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None]
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """The model's answer."""
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model wants to call; in a stream, what is new of it."""
 
-    content: str
+    name: Annotated[str | UnsetType, Meta(description="in a call's first event")] = UNSET
+    arguments: Annotated[
+        str, Meta(description="JSON, as the model wrote it: what was cut off is not valid")
+    ]
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call. `index` is for streams, where `id` and `type` come with a call's first event."""
+
+    index: Annotated[int | UnsetType, Meta(description="in streams")] = UNSET
+    id: Annotated[str | UnsetType, Meta(description="in a stream, in a call's first event")] = UNSET
+    type: Annotated[Literal["function"] | UnsetType, Meta(description="likewise")] = UNSET
+    function: CalledFunction
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's answer. `content` is null where there are calls and no text."""
+
     role: Literal["assistant"] = "assistant"
+    content: Annotated[str | None, Meta(description="null where there are calls and no text")]
     refusal: None = None
+    reasoning: Annotated[
+        str | UnsetType, Meta(description="what the model said to itself, if it did")
+    ] = UNSET
+    reasoning_content: Annotated[
+        str | UnsetType, Meta(description="the same, under the name that other clients read")
+    ] = UNSET
+    tool_calls: Annotated[list[ToolCall] | UnsetType, Meta(description="if there are any")] = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +109,10 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
-    stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    stop_reason: Annotated[
+        int | str | None, Meta(description="the stop text or token that ended it")
+    ] = None
+    token_ids: Annotated[list[int] | UnsetType, Meta(description="with `return_token_ids`")] = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,15 +124,29 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: Annotated[
+        PromptLogprobs | UnsetType,
+        Meta(
+            description="with `prompt_logprobs`: null for the first token, else token id to entry"
+        ),
+    ] = UNSET
+    prompt_token_ids: Annotated[
+        list[int] | UnsetType, Meta(description="with `return_token_ids`")
+    ] = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What is new of an answer."""
 
-    role: Literal["assistant"] | UnsetType = UNSET
+    role: Annotated[
+        Literal["assistant"] | UnsetType, Meta(description="in the first event of each answer")
+    ] = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: Annotated[str | UnsetType, Meta(description="the same as `reasoning`")] = (
+        UNSET
+    )
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,8 +156,11 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | UnsetType | None = UNSET  # with a finish_reason
-    token_ids: list[int] | UnsetType = UNSET
+    stop_reason: Annotated[
+        int | str | UnsetType | None,
+        Meta(description="with a finish_reason: the stop text or token that ended it"),
+    ] = UNSET
+    token_ids: Annotated[list[int] | UnsetType, Meta(description="with `return_token_ids`")] = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,23 +170,36 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    choices: Annotated[list[ChatChunkChoice], Meta(description="empty in the event of the usage")]
+    usage: Annotated[
+        Usage | UnsetType | None,
+        Meta(description="null before the end, unless `continuous_usage_stats`"),
+    ] = UNSET
+    prompt_logprobs: Annotated[
+        PromptLogprobs | UnsetType, Meta(description="in the first event, with `prompt_logprobs`")
+    ] = UNSET
+    prompt_token_ids: Annotated[
+        list[int] | UnsetType, Meta(description="in the first event, with `return_token_ids`")
+    ] = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to one prompt; in a stream, what is new of it. `index` is prompt * n + sample."""
 
-    index: int
+    index: Annotated[int, Meta(description="the prompt's place times n plus the sample's")]
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    stop_reason: Annotated[
+        int | str | None, Meta(description="the stop text or token that ended it")
+    ] = None
+    prompt_logprobs: Annotated[
+        PromptLogprobs | UnsetType, Meta(description="with `prompt_logprobs`")
+    ] = UNSET
+    token_ids: Annotated[list[int] | UnsetType, Meta(description="with `return_token_ids`")] = UNSET
+    prompt_token_ids: Annotated[
+        list[int] | UnsetType, Meta(description="with `return_token_ids`")
+    ] = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +220,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["pillion"] = "pillion"
-    max_model_len: int | None  # null while the model loads
+    max_model_len: Annotated[
+        int | None, Meta(description="longest sequence in tokens; null while the model loads")
+    ]
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

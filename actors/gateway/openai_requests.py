@@ -1,8 +1,9 @@
 """What clients may send to the OpenAI-compatible routes. Every field may be null, which is as if left out."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 Message = dict[str, Any]
 
@@ -10,104 +11,267 @@ Message = dict[str, Any]
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream tells beside the answer."""
 
-    include_usage: bool | None = None  # a last event with the usage of the whole request
-    continuous_usage_stats: bool | None = None  # the usage so far in every event
+    include_usage: Annotated[
+        bool | None, Meta(description="a last event with the usage of the whole request")
+    ] = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="beside it: the usage so far in every event")
+    ] = None
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that chat and plain completions share."""
 
-    model: str | None = None  # None: the one that is served
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None  # token id in decimal -> bias
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None  # keep only so many last tokens of the prompt
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None
-    priority: int | None = None  # lower runs earlier
-    cache_salt: str | None = None  # requests with different salts share no cached blocks
-    # Refused, each with its reason, unless the value asks for nothing.
-    best_of: int | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: Any = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+    model: Annotated[
+        str | None,
+        Meta(description="the served name; anything else is answered with 404. May be left out."),
+    ] = None
+    stream: Annotated[
+        bool | None, Meta(description="send server-sent events as the answer grows")
+    ] = None
+    stream_options: Annotated[
+        StreamOptions | None, Meta(description="what a stream tells beside the answer")
+    ] = None
+    n: Annotated[int | None, Meta(description="how many answers, 1 to 128")] = None
+    max_tokens: Annotated[
+        int | None,
+        Meta(
+            description="longest answer, cut to what fits; left out: 16 for completions, up to the end of the"
+            " context for chats"
+        ),
+    ] = None
+    min_tokens: Annotated[
+        int | None, Meta(description="tokens before which nothing ends the answer")
+    ] = None
+    temperature: Annotated[float | None, Meta(description="0 (greedy) to 100, 1 if left out")] = (
+        None
+    )
+    top_p: Annotated[
+        float | None,
+        Meta(description="keep the likeliest tokens that together have this probability"),
+    ] = None
+    top_k: Annotated[
+        int | None, Meta(description="keep so many of the likeliest tokens; 0 or -1: all")
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Meta(description="keep tokens that have this share of the likeliest one's probability"),
+    ] = None
+    seed: Annotated[int | None, Meta(description="makes the answer repeatable")] = None
+    stop: Annotated[
+        str | list[str] | None, Meta(description="a text or up to 64 texts that end the answer")
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, Meta(description="tokens that end it")] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, Meta(description="keep the text of `stop`")
+    ] = None
+    ignore_eos: Annotated[bool | None, Meta(description="go on behind the model's own end")] = None
+    presence_penalty: Annotated[
+        float | None, Meta(description="-2 to 2, on tokens that have come in the answer")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, Meta(description="-2 to 2, for each time that a token has come in the answer")
+    ] = None
+    repetition_penalty: Annotated[float | None, Meta(description="0.01 to 100; 1 is none")] = None
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        Meta(description="token id to a number from -100 to 100, at most 1024"),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None, Meta(description="the only tokens that may come")
+    ] = None
+    bad_words: Annotated[
+        list[str] | None, Meta(description="texts that may not come, at most 256")
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None, Meta(description="leave special tokens out of the text; true if left out")
+    ] = None
+    spaces_between_special_tokens: Annotated[
+        bool | None,
+        Meta(description="spaces between them, where the tokenizer writes words; true if left out"),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, Meta(description="keep only so many last tokens of the prompt")
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Meta(description="log-probabilities of the prompt's tokens and of so many likeliest ones"),
+    ] = None
+    return_token_ids: Annotated[
+        bool | None, Meta(description="adds `prompt_token_ids` and `token_ids`")
+    ] = None
+    priority: Annotated[int | None, Meta(description="lower runs earlier; 0 if left out")] = None
+    cache_salt: Annotated[
+        str | None, Meta(description="requests with different salts share no cached blocks")
+    ] = None
+    best_of: Annotated[
+        int | None,
+        Meta(
+            description="refused unless it equals `n`: the other answers would be computed and thrown away"
+        ),
+    ] = None
+    response_format: Annotated[
+        dict[str, Any] | None, Meta(description="refused unless its type is `text`")
+    ] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None, Meta(description="refused: this version has no structured output")
+    ] = None
+    guided_json: Annotated[
+        Any, Meta(description="refused: this version has no structured output")
+    ] = None
+    guided_regex: Annotated[
+        str | None, Meta(description="refused: this version has no structured output")
+    ] = None
+    guided_choice: Annotated[
+        list[str] | None, Meta(description="refused: this version has no structured output")
+    ] = None
+    guided_grammar: Annotated[
+        str | None, Meta(description="refused: this version has no structured output")
+    ] = None
 
 
 class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[Message]
-    max_completion_tokens: int | None = None  # the newer name of max_tokens, and stronger
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None  # refused unless the daemon allows it
-    chat_template_kwargs: dict[str, Any] | None = None
-    # Refused unless the value asks for nothing.
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    audio: dict[str, Any] | None = None
+    messages: Annotated[
+        list[Message],
+        Meta(
+            description="the chat: objects with `role` and `content` (a text, or parts of type `text`)"
+        ),
+    ]
+    max_completion_tokens: Annotated[
+        int | None, Meta(description="the newer name of `max_tokens`; it wins if both are given")
+    ] = None
+    logprobs: Annotated[
+        bool | None, Meta(description="log-probabilities of the answer's tokens")
+    ] = None
+    top_logprobs: Annotated[
+        int | None, Meta(description="of up to 64 likeliest tokens at each of them")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="begin the assistant's turn; true if left out")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="leave the last message open and continue it")
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        Meta(
+            description="a template in place of the model's; refused unless the daemon has `allow_request_templates`"
+        ),
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="variables for the template")
+    ] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        Meta(
+            description='functions that the model may call: `{"type": "function", "function": {"name": ...,'
+            ' "description": ..., "parameters": ...}}`'
+        ),
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        Meta(
+            description="`auto`, `none` (the model does not see the tools), `required`, or"
+            ' `{"type": "function", "function": {"name": ...}}`'
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="false: nothing follows the first call")
+    ] = None
+    reasoning_effort: Annotated[
+        str | None,
+        Meta(
+            description="a variable of the chat template; `none` also switches thinking off where the template can"
+        ),
+    ] = None  # a variable of the template; "none" also switches thinking off
+    functions: Annotated[
+        list[dict[str, Any]] | None, Meta(description="refused unless empty: use `tools`")
+    ] = None
+    function_call: Annotated[
+        str | dict[str, Any] | None,
+        Meta(description="refused unless `none` or `auto`: use `tool_choice`"),
+    ] = None
+    modalities: Annotated[
+        list[str] | None, Meta(description="refused unless text alone is asked for")
+    ] = None
+    audio: Annotated[dict[str, Any] | None, Meta(description="refused")] = None
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]  # a text, token ids, or a list of either
-    echo: bool | None = None
-    logprobs: int | None = None
-    add_special_tokens: bool | None = None  # in front of a text prompt
-    suffix: str | None = None  # refused unless empty
+    prompt: Annotated[
+        str | list[str | int | list[int]],
+        Meta(description="a text, a list of token ids, or a list of up to 1024 of either"),
+    ]
+    echo: Annotated[
+        bool | None,
+        Meta(
+            description="repeat the prompt in front of the answer, with `logprobs` its log-probabilities"
+            " too; with `max_tokens` 0 the prompt alone"
+        ),
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        Meta(description="log-probabilities of the tokens, and of up to 64 likeliest ones"),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="put the tokenizer's own tokens in front of a text; true if left out"),
+    ] = None
+    suffix: Annotated[str | None, Meta(description="refused unless empty")] = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /tokenize: one of prompt and messages."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    model: Annotated[
+        str | None,
+        Meta(description="the served name; anything else is answered with 404. May be left out."),
+    ] = None
+    prompt: Annotated[str | None, Meta(description="one of `prompt` and `messages`")] = None
+    messages: Annotated[
+        list[Message] | None, Meta(description="one of `prompt` and `messages`")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="put the tokenizer's own tokens in front of a text; true if left out"),
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="begin the assistant's turn; true if left out")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="leave the last message open and continue it")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="variables for the template")
+    ] = None
+    tools: Annotated[list[dict[str, Any]] | None, Meta(description="go into the template")] = None
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /detokenize."""
 
-    tokens: list[int]
-    model: str | None = None
-    skip_special_tokens: bool | None = None
+    tokens: Annotated[list[int], Meta(description="token ids")]
+    model: Annotated[
+        str | None,
+        Meta(description="the served name; anything else is answered with 404. May be left out."),
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None, Meta(description="leave special tokens out; false if left out")
+    ] = None
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings."""
 
-    input: str | list[str | int | list[int]]
-    model: str | None = None
+    input: Annotated[
+        str | list[str | int | list[int]],
+        Meta(description="a text, token ids, or a list of either"),
+    ]
+    model: Annotated[
+        str | None,
+        Meta(description="the served name; anything else is answered with 404. May be left out."),
+    ] = None

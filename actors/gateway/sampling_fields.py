@@ -36,7 +36,7 @@ _SAME_NAMES: Final = (
     "prompt_logprobs",
 )
 _NO_STRUCTURE: Final = "structured output is not offered by this version; the answer is plain text"
-_NO_TOOLS: Final = "tool calls are not offered by this version; leave the field out"
+_USE_TOOLS: Final = "this way of calling functions is no longer offered: use tools and tool_choice"
 _STRUCTURED: Final = (
     "structured_outputs",
     "guided_json",
@@ -123,12 +123,10 @@ def _refuse_shared(request: SamplingFields) -> None:
 
 
 def _refuse_of_chat(request: ChatCompletionRequest) -> None:
-    for name in ("tools", "functions"):
-        if getattr(request, name):
-            raise unsupported(name, _NO_TOOLS)
-    for name in ("tool_choice", "function_call"):
-        if getattr(request, name) not in (None, "none", "auto"):
-            raise unsupported(name, _NO_TOOLS)
+    if request.functions:
+        raise unsupported("functions", _USE_TOOLS)
+    if request.function_call not in (None, "none", "auto"):
+        raise unsupported("function_call", _USE_TOOLS)
     if request.audio is not None:
         raise unsupported("audio", "this server answers with text")
     if request.modalities is not None and request.modalities != ["text"]:

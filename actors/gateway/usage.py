@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from pillion.actors.gateway.anthropic_replies import AnthropicUsage
 from pillion.actors.gateway.openai_replies import PromptTokensDetails, Usage
 from pillion.actors.gateway.openai_requests import StreamOptions
 from pillion.messages.codec import num_ids
@@ -51,6 +52,15 @@ class UsageCount:
             output_tokens,
             self._prompt_tokens + output_tokens,
             PromptTokensDetails(self._cached_tokens),
+        )
+
+    def anthropic(self) -> AnthropicUsage:
+        """The counts so far as Anthropic's clients read them."""
+        prompt_tokens = max(self._prompt_tokens, self._early_prompt_tokens)
+        return AnthropicUsage(
+            input_tokens=prompt_tokens - self._cached_tokens,
+            output_tokens=self._output_tokens,
+            cache_read_input_tokens=self._cached_tokens,
         )
 
     def of_event(self, mode: UsageMode) -> Usage | UnsetType | None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pillion.messages.codec import (
     FRAME_HEADER_BYTES,
     Codec,
@@ -35,6 +37,7 @@ from pillion.messages.text import (
     TokenizeReply,
     TokenizeRequest,
     TokenLogprobs,
+    ToolCallDelta,
     Usage,
     Welcome,
 )
@@ -283,8 +286,47 @@ class FakeTextEdge:
                     error="a NaN in the logits",
                 )
             )
+        elif command == "THINK":
+            await self._think(session, request)
         else:
             await self._echo(session, request, prompt.split())
+
+    async def _think(self, session: Session, request: GenerateRequest) -> None:
+        """Reasoning, text and two calls in eleven tokens; cut off by max_tokens as an engine does it."""
+        parts: list[dict[str, Any]] = [
+            {"reasoning": "Let "},
+            {"reasoning": "me."},
+            {"text": "I "},
+            {"text": "look."},
+            {"tool_calls": [ToolCallDelta(index=0, id="call_1", name="f")]},
+            {},
+            {"tool_calls": [ToolCallDelta(index=0, arguments='{"a": ')]},
+            {"tool_calls": [ToolCallDelta(index=0, arguments="1}")]},
+            {"tool_calls": [ToolCallDelta(index=1, id="call_2", name="g", arguments="{")]},
+            {"tool_calls": [ToolCallDelta(index=1, arguments="}")]},
+            {},
+        ]
+        params = request.sampling_params
+        wanted = (params and params.max_tokens) or len(parts)
+        finish = "tool_calls" if wanted >= len(parts) else "length"
+        parts = parts[:wanted]
+        last = len(parts) - 1
+        first_ids = pack_ids([7, 8, 9]) if request.return_prompt_token_ids else None
+        chunks = [
+            GenerateChunk(
+                client_request_id=request.client_request_id,
+                index=0,
+                token_ids=pack_ids([number]),
+                offset=number,
+                finish_reason=finish if number == last else None,  # type: ignore[arg-type]
+                prompt_token_ids=None if number else first_ids,
+                usage=_usage(["x"] * len(parts)) if number == last else None,
+                times=_TIMES if number == last else None,
+                **part,
+            )
+            for number, part in enumerate(parts)
+        ]
+        await session.send(*(chunks if request.stream else [_merged(chunks)]))
 
     async def _echo(self, session: Session, request: GenerateRequest, words: list[str]) -> None:
         params = request.sampling_params
@@ -321,6 +363,26 @@ _TIMES = RequestTimes(scheduled_ms=1.0, first_token_ms=2.0, finished_ms=3.0, fir
 
 def _fields(message: Any) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+def _merged(chunks: list[GenerateChunk]) -> GenerateChunk:
+    """The chunks as a client gets them that does not stream."""
+    calls: list[ToolCallDelta] = []
+    for call in (call for chunk in chunks for call in chunk.tool_calls):
+        if call.id:
+            calls.append(call)
+        else:
+            whole = calls[call.index].arguments + call.arguments
+            calls[call.index] = msgspec.structs.replace(calls[call.index], arguments=whole)
+    return msgspec.structs.replace(
+        chunks[-1],
+        text="".join(chunk.text for chunk in chunks),
+        reasoning="".join(chunk.reasoning for chunk in chunks),
+        tool_calls=calls,
+        token_ids=b"".join(chunk.token_ids for chunk in chunks),
+        offset=0,
+        prompt_token_ids=chunks[0].prompt_token_ids,
+    )
 
 
 def _text_of(request: GenerateRequest) -> str:

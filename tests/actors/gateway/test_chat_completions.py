@@ -181,9 +181,7 @@ async def test_unknown_fields_are_named_in_a_header(rig: GatewayRig) -> None:
 
 
 REFUSED: list[tuple[str, Any]] = [
-    ("tools", [{"type": "function"}]),
     ("functions", [{"name": "f"}]),
-    ("tool_choice", "required"),
     ("function_call", {"name": "f"}),
     ("response_format", {"type": "json_object"}),
     ("structured_outputs", {"regex": "a"}),
@@ -206,6 +204,79 @@ async def test_what_is_not_offered_is_refused_by_name(
     assert (answer.error["param"], answer.error["code"]) == (field, "unsupported")
     assert answer.error["message"].startswith(field)
     assert answer.error["type"] == "invalid_request_error"
+
+
+THOUGHT = {
+    "role": "assistant",
+    "content": "I look.",
+    "refusal": None,
+    "reasoning": "Let me.",
+    "reasoning_content": "Let me.",
+    "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
+        {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ],
+}
+
+
+async def test_reasoning_and_calls_have_places_of_their_own(rig: GatewayRig) -> None:
+    (choice,) = (await rig.chat("THINK")).json["choices"]
+    assert choice["message"] == THOUGHT
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_calls_without_text_have_a_null_as_content(rig: GatewayRig) -> None:
+    (choice,) = (await rig.chat("THINK", max_tokens=2)).json["choices"]
+    assert (choice["message"]["content"], choice["message"]["reasoning"]) == ("", "Let me.")
+    assert "tool_calls" not in choice["message"]
+
+
+async def test_a_stream_brings_reasoning_and_calls_in_parts(rig: GatewayRig) -> None:
+    *chunks, done = (await rig.chat("THINK", stream=True)).events
+    assert done == "[DONE]"
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {
+        "role": "assistant",
+        "content": "",
+        "reasoning": "Let ",
+        "reasoning_content": "Let ",
+    }
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert calls[0] == {
+        "index": 0,
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "f", "arguments": ""},
+    }
+    assert calls[1] == {"index": 0, "function": {"arguments": '{"a": '}}
+    assert [call["index"] for call in calls] == [0, 0, 0, 1, 1]
+    assert deltas[-1] == {}
+    assert {} not in deltas[:-1], "events that bring nothing are left out"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_streamed_and_whole_answers_end_alike_wherever_they_are_cut(rig: GatewayRig) -> None:
+    for max_tokens in range(1, 12):
+        whole = (await rig.chat("THINK", max_tokens=max_tokens)).json["choices"][0]
+        *chunks, _ = (await rig.chat("THINK", max_tokens=max_tokens, stream=True)).events
+        assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
+        assert whole["finish_reason"] == ("length" if max_tokens < 11 else "tool_calls")
+
+
+async def test_what_is_said_of_tools_reaches_the_daemon(rig: GatewayRig) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    choice = {"type": "function", "function": {"name": "f"}}
+    await rig.chat("a", tools=tools, tool_choice=choice, parallel_tool_calls=False)
+    await rig.chat("a", tools=[], reasoning_effort="none")
+    first, second = rig.edge.requests
+    assert (first.tools, first.tool_choice, first.parallel_tool_calls) == (tools, choice, False)
+    assert (second.tools, second.tool_choice, second.parallel_tool_calls) == (None, None, True)
+    assert first.parse_output
+    assert second.chat_template_kwargs == {
+        "reasoning_effort": "none",
+        "enable_thinking": False,
+        "thinking": False,
+    }
 
 
 WRONG: list[tuple[str, Any]] = [

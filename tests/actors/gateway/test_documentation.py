@@ -1,74 +1,51 @@
-"""docs/http.md names every route, field and metric that the code has, and no route or field that it lacks."""
+"""The reference is what the code's types say now, and docs/http.md names settings and metrics as they are."""
 
 import re
 from pathlib import Path
+from typing import get_args
 
-import msgspec
-import pytest
-
-from pillion.actors.gateway import openai_replies, openai_requests
-from pillion.actors.gateway.app import ROUTES
 from pillion.actors.gateway.metrics import Metrics
 from pillion.actors.gateway.metrics_page import metrics_page
-from pillion.actors.gateway.openai_requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    SamplingFields,
-)
+from pillion.actors.gateway.reference import reference
+from pillion.actors.gateway.routes import ROUTES
+from pillion.runtime.config import REASONING_PARSERS, ToolParserName
 
-TEXT = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "http.md").read_text()
 WORDS = set(re.findall(r"`([^`\n]+)`", TEXT))
 
 
-def structs(module: object) -> list[type[msgspec.Struct]]:
-    found = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, msgspec.Struct)
-    ]
-    assert found
-    return found
+def test_the_reference_is_up_to_date() -> None:
+    assert (DOCS / "http-reference.md").read_text() == reference(), "run: make docs"
 
 
-def documented_fields(title: str) -> set[str]:
-    """The first column of the table below a heading."""
-    section = re.split(r"^##+ ", TEXT.split(title + "\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
-    rows = [row for row in section.splitlines() if row.startswith("| `")]
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+def test_the_reference_names_every_route_and_field() -> None:
+    text = reference()
+    for route in ROUTES:
+        assert f"`{route.method} {route.path.replace(':path', '')}`" in text
+        for kind in (route.body, route.answer, *route.events):
+            if kind is not None:
+                assert f"### {kind.__name__}\n" in text
+                for field in kind.__struct_encode_fields__:
+                    assert f"| `{field}`" in text
 
 
-def test_routes() -> None:
-    rows = set(re.findall(r"^\| `((?:GET|POST) [^`]+)` \|", TEXT, re.MULTILINE))
-    assert rows == {f"{spec.method} {spec.path.replace(':path', '')}" for spec in ROUTES}
+def test_every_link_of_the_reference_leads_somewhere() -> None:
+    text = reference()
+    titles = {title.lower() for title in re.findall(r"^### (\w+)$", text, re.MULTILINE)}
+    assert set(re.findall(r"\(#(\w+)\)", text)) <= titles
 
 
-@pytest.mark.parametrize(
-    ("title", "fields"),
-    [
-        ("### Fields of both kinds of completions", set(SamplingFields.__struct_fields__)),
-        (
-            "### `POST /v1/chat/completions`",
-            set(ChatCompletionRequest.__struct_fields__) - set(SamplingFields.__struct_fields__),
-        ),
-        (
-            "### `POST /v1/completions`",
-            set(CompletionRequest.__struct_fields__) - set(SamplingFields.__struct_fields__),
-        ),
-    ],
-)
-def test_fields_of_requests(title: str, fields: set[str]) -> None:
-    assert documented_fields(title) == fields
+def test_routes_that_the_text_names_exist() -> None:
+    paths = {route.path for route in ROUTES}
+    named = {word for word in WORDS if word.startswith(("/v1/", "/metrics", "/ready"))}
+    assert named
+    assert named <= paths
 
 
-@pytest.mark.parametrize("module", [openai_requests, openai_replies])
-def test_every_field_is_named(module: object) -> None:
-    missing = {
-        f"{struct.__name__}.{name}"
-        for struct in structs(module)
-        for name in struct.__struct_encode_fields__
-        if name not in WORDS and f"usage.{name}" not in WORDS
-    }
-    assert missing == set()
+def test_the_parsers_are_named() -> None:
+    parsers = {*get_args(ToolParserName), *REASONING_PARSERS} - {"auto"}
+    assert parsers <= WORDS
 
 
 def test_metrics_under_vllms_names() -> None:

@@ -8,8 +8,8 @@ from gateway_rig import GatewayRig, StartRig
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pillion.actors.gateway.app import ROUTES
 from pillion.actors.gateway.openai_requests import ChatCompletionRequest, CompletionRequest
+from pillion.actors.gateway.routes import ROUTES
 
 DEADLINE_S = 10.0
 POSTS = [spec.path for spec in ROUTES if spec.method == "POST"]

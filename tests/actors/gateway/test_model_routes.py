@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gateway_rig import GatewayRig, StartRig
 
-from pillion.actors.gateway.app import ROUTES
+from pillion.actors.gateway.routes import ROUTES
 from pillion.runtime.errors import ConfigError
 
 

@@ -1,0 +1,46 @@
+"""One answer of the model as far as it has come."""
+
+from pillion.actors.gateway.logprob_shapes import chat_logprobs
+from pillion.actors.gateway.openai_replies import ChatTokenLogprob
+from pillion.messages.codec import unpack_ids
+from pillion.messages.ids import FinishReason
+from pillion.messages.text import GenerateChunk
+from pillion.runtime.outputs import ToolCall
+
+
+class Sample:
+    """Joins the chunks of one sample."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[ChatTokenLogprob] = []
+        self.tool_calls: list[ToolCall] = []
+        self.finish_reason: FinishReason = "stop"
+        self.stop_reason: int | str | None = None
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The answer itself."""
+        return "".join(self._text)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model said to itself."""
+        return "".join(self._reasoning)
+
+    def add(self, chunk: GenerateChunk) -> None:
+        """Takes what is new."""
+        self._text.append(chunk.text)
+        self._reasoning.append(chunk.reasoning)
+        self.token_ids += unpack_ids(chunk.token_ids)
+        for call in chunk.tool_calls:
+            if call.index == len(self.tool_calls):
+                self.tool_calls.append(ToolCall(call.index, call.id, call.name))
+            self.tool_calls[call.index].arguments += call.arguments
+        if chunk.logprobs is not None:
+            self.logprobs += chat_logprobs(chunk.logprobs).content
+        if chunk.finish_reason is not None:
+            self.finish_reason = chunk.finish_reason
+            self.stop_reason = chunk.stop_reason

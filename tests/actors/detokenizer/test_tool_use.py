@@ -1,0 +1,66 @@
+"""What a request says of tools, and the schema that forced calls follow."""
+
+from typing import Any
+
+from pillion.actors.detokenizer.tool_use import ToolUse, read_tool_use
+from pillion.messages.text import GenerateRequest
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"to": {"$ref": "#/$defs/place"}, "of": {"$ref": "#"}},
+    "$defs": {"place": {"type": "string"}},
+}
+F: dict[str, Any] = {"name": "f", "parameters": PARAMETERS}
+G: dict[str, Any] = {"name": "g"}
+TOOLS = [{"type": "function", "function": each} for each in (F, G)]
+
+
+def use(**fields: Any) -> ToolUse:
+    return read_tool_use(GenerateRequest(client_request_id="r", messages=[], **fields))
+
+
+def test_the_choice_is_free_unless_said() -> None:
+    assert use() == ToolUse("none")
+    assert use(tools=TOOLS) == ToolUse("auto", (F, G))
+    assert use(tool_choice="auto") == ToolUse("none")
+    assert use(tools=TOOLS, tool_choice="none") == ToolUse("none")
+    assert use(tools=TOOLS, parallel_tool_calls=False) == ToolUse("auto", (F, G), False)
+    assert use(tools=TOOLS).json_schema is None
+
+
+def test_a_named_function_gets_its_own_schema() -> None:
+    for function, schema in ((F, PARAMETERS), (G, {"type": "object", "properties": {}})):
+        choice = {"type": "function", "function": {"name": function["name"]}}
+        named = use(tools=TOOLS, tool_choice=choice)
+        assert named == ToolUse("named", (function,))
+        assert named.json_schema == schema
+
+
+def test_forced_calls_are_a_list_of_calls() -> None:
+    schema = use(tools=TOOLS, tool_choice="required").json_schema
+    assert schema is not None
+    first, second = schema["items"]["anyOf"]
+    assert schema["minItems"] == 1
+    assert "maxItems" not in schema
+    assert first["properties"]["name"] == {"const": "f"}
+    assert second["properties"] == {
+        "name": {"const": "g"},
+        "arguments": {"type": "object", "properties": {}},
+    }
+    single = use(tools=TOOLS, tool_choice="required", parallel_tool_calls=False).json_schema
+    assert single == {**schema, "maxItems": 1}
+
+
+def test_references_inside_parameters_still_hit() -> None:
+    schema = use(tools=TOOLS, tool_choice="required").json_schema
+    assert schema is not None
+
+    def hit(pointer: str) -> Any:
+        found: Any = schema
+        for part in pointer.removeprefix("#/").split("/"):
+            found = found[int(part)] if isinstance(found, list) else found[part]
+        return found
+
+    arguments = schema["items"]["anyOf"][0]["properties"]["arguments"]
+    assert hit(arguments["properties"]["to"]["$ref"]) == {"type": "string"}
+    assert hit(arguments["properties"]["of"]["$ref"]) is arguments
