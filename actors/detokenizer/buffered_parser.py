@@ -14,6 +14,11 @@ class BufferedParser:
         self._buffer = ""
         self._state = state
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next may still be reasoning."""
+        return False
+
     def push(self, text: str) -> None:
         """More text."""
         self._buffer += text

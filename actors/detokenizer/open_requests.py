@@ -80,6 +80,11 @@ class OpenSample:
         return stop
 
     @property
+    def thinks(self) -> bool:
+        """Whether what comes next is not yet the answer, so that a grammar does not hold for it."""
+        return self.parser is not None and self.parser.in_reasoning
+
+    @property
     def has_news(self) -> bool:
         """Whether there is text that the client does not have."""
         return bool(self.pieces) or (self.parsed is not None and self.parsed.has_news)

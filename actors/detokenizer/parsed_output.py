@@ -17,6 +17,10 @@ class OutputParser(Protocol):
     The sum of what it finds does not depend on how the text was cut.
     """
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next may still be reasoning."""
+
     def push(self, text: str) -> None:
         """More text."""
 

@@ -10,6 +10,11 @@ class ContentParser:
     def __init__(self, output: ParsedOutput) -> None:
         self._output = output
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Never."""
+        return False
+
     def push(self, text: str) -> None:
         """More text."""
         self._output.content(text)
@@ -34,9 +39,9 @@ class MarkedReasoning(BufferedParser):
         self._then = then
 
     @property
-    def is_over(self) -> bool:
-        """Whether what follows is the answer, for certain."""
-        return self._state == self._answer
+    def in_reasoning(self) -> bool:
+        """Also at the beginning, where no text has said yet whether there is any."""
+        return self._state != self._answer
 
     def finish(self) -> None:
         """No text follows."""

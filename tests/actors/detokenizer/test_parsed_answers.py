@@ -162,6 +162,18 @@ def test_a_prompt_that_opens_the_reasoning(rig: EdgeRig) -> None:
     assert (sample.reasoning, sample.text, sample.finish_reason) == ("Hm.", "Yes.", "stop")
 
 
+def test_a_sample_knows_where_its_answer_begins(rig: EdgeRig) -> None:
+    admitted = ask(rig)
+    sample = rig.edge._book.samples[admitted.request_id]
+    assert sample.thinks
+    start = len(admitted.prompt_token_ids) // 4
+    seen = []
+    for place, token_id in enumerate(b"<think>a</think>b"):
+        rig.step((admitted.request_id, start + place, [token_id], 0))
+        seen.append(sample.thinks)
+    assert seen == [True] * 15 + [False] * 2
+
+
 def test_a_continued_message_goes_on_where_it_was(rig: EdgeRig) -> None:
     for begun, reasoning, text in (
         ("<think>H", "m.", "Yes."),
