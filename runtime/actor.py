@@ -15,7 +15,9 @@ from pillion.messages.inboxes import life_in
 from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import now_ns
 from pillion.runtime.process import ActorContext
+from pillion.runtime.progress import Progress
 from pillion.runtime.stats import StatsReporter
+from pillion.runtime.watchdog import longest_sleep_ns
 
 T = TypeVar("T", bound=RingMessage)
 In = TypeVar("In", contravariant=True)
@@ -28,7 +30,8 @@ class Core(Protocol[In]):
     """An actor's state and rules, without socket or clock.
 
     It may also have `counters` and `gauges`, dicts that runtime/stats.py reports; they are
-    changed in place and never replaced.
+    changed in place and never replaced. And it may have `waits_for_device`: true after a turn that did
+    nothing but look whether a device has finished; the time until the next turn that does is no progress.
     """
 
     outgoing: list[
@@ -70,12 +73,21 @@ class ActorLoop(Generic[T]):
     """Drives one core over any kind of channel."""
 
     def __init__(
-        self, core: Core[T], inbox: Source[T], post: Sink, stats: StatsReporter | None = None
+        self,
+        core: Core[T],
+        inbox: Source[T],
+        post: Sink,
+        stats: StatsReporter | None = None,
+        progress: Progress | None = None,
+        longest_sleep_ns: int | None = None,
     ) -> None:
+        """With `longest_sleep_ns` the loop comes round at least that often, to show in `progress` that it lives."""
         self._core = core
         self._inbox = inbox
         self._post = post
         self._stats = stats
+        self._progress = progress or Progress.private()
+        self._longest_sleep_ns = longest_sleep_ns
         self._encoder = msgspec.msgpack.Encoder()
 
     def run(self) -> None:
@@ -85,7 +97,10 @@ class ActorLoop(Generic[T]):
             deadline_ns = self.turn(now_ns(), first)
             if self._core.finished:
                 return
-            timeout_ns = None if deadline_ns is None else deadline_ns - now_ns()
+            timeout_ns = self._longest_sleep_ns
+            if deadline_ns is not None:
+                left_ns = deadline_ns - now_ns()
+                timeout_ns = left_ns if timeout_ns is None else min(left_ns, timeout_ns)
             first = None
             if timeout_ns is None or timeout_ns > 0:
                 first = self._inbox.receive(timeout_ns)
@@ -93,6 +108,8 @@ class ActorLoop(Generic[T]):
     def turn(self, now: int, first: T | None = None) -> int | None:
         """One turn: every message that is there, one tick, everything out. Returns the next deadline."""
         core = self._core
+        if not getattr(core, "waits_for_device", False):
+            self._progress.stamp_turn(now)
         if first is not None:
             self._take(first, now)
         for message in self._inbox.drain():
@@ -141,7 +158,14 @@ def run_actor(context: ActorContext, core: Core[Any], inbox_union: Any) -> int:
             gc.freeze()
             post.send("launcher", actor_ready(context))
             stats = StatsReporter(context.name, context.epoch, core)
-            ActorLoop(core, context.faults.around(inbox), post, stats).run()
+            ActorLoop(
+                core,
+                context.faults.around(inbox),
+                post,
+                stats,
+                context.progress,
+                longest_sleep_ns(context.config.stall_limit_s),
+            ).run()
         finally:
             inbox.close()
             post.close()

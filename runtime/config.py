@@ -93,6 +93,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     restart_period_s: Annotated[
         float, Meta(description="seconds for which a restart counts against max_restarts")
     ] = 60.0
+    stall_limit_s: Annotated[
+        float, Meta(description="seconds without a sign of life after which an actor is replaced")
+    ] = 10.0
+    step_limit_s: Annotated[
+        float,
+        Meta(description="the same within a step, counted anew at each of the model's layers"),
+    ] = 120.0
     seed: Annotated[int, Meta(description="base of the seeds of requests that bring none")] = 0
     http: Annotated[
         str | None,
@@ -136,6 +143,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("drain_s must be at least 0 and start_timeout_s above 0")
         if self.max_restarts < 0 or self.restart_period_s <= 0:
             raise ConfigError("max_restarts must be at least 0 and restart_period_s above 0")
+        if self.stall_limit_s <= 0 or self.step_limit_s < self.stall_limit_s:
+            raise ConfigError("stall_limit_s must be above 0 and step_limit_s not below it")
         if self.http is not None:
             parse_http_address(self.http)
         if (

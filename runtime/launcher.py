@@ -17,9 +17,11 @@ from pillion.runtime.control_socket import ControlServer
 from pillion.runtime.errors import PillionError
 from pillion.runtime.launch_report import LaunchReport
 from pillion.runtime.paths import RunDir
+from pillion.runtime.proc_files import is_stopped
 from pillion.runtime.restart_budget import RestartBudget
 from pillion.runtime.status_board import StatusBoard
 from pillion.runtime.supervision import ActorSpec, Child, Supervisor
+from pillion.runtime.watchdog import Watchdog, look_interval_s
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class Launcher:
         self._drained = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._budget = RestartBudget(config.max_restarts, config.restart_period_s)
+        self._watchdog = Watchdog(config.stall_limit_s, config.step_limit_s, is_stopped)
         self._drain_message: control.Drain | None = None
 
     async def run(self, lifetime_fd: int | None = None) -> int:
@@ -113,6 +116,7 @@ class Launcher:
         self._inbox = Inbox.bind(self._run_dir.inbox(NAME), inboxes.LauncherInbox)
         loop.add_reader(self._inbox.fileno(), self._read_inbox)
         loop.call_later(self._config.start_timeout_s, self._on_start_timeout)
+        loop.call_later(look_interval_s(self._config.stall_limit_s), self._look_for_hangs)
         logger.info("starting %s in %s", self._config.model, self._run_dir.root)
         try:
             self._supervisor.start()
@@ -142,6 +146,23 @@ class Launcher:
             self._end(
                 Failure(f"not ready after start_timeout_s = {limit:g} s: waiting for {waiting_for}")
             )
+
+    def _look_for_hangs(self) -> None:
+        """Kills whoever has stopped making progress; its end is then seen as any other death."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(look_interval_s(self._config.stall_limit_s), self._look_for_hangs)
+        if self._board.state in ("stopping", "failed"):
+            return  # the end has limits of its own
+        self._watchdog.begin_look(now_ns())
+        for child in self._supervisor.children.values():
+            if not child.alive or child.hang is not None:
+                continue
+            sign, starting = self._supervisor.sign_of(child), child.state == "starting"
+            child.hang = self._watchdog.look(
+                child.name, child.epoch, child.pid, sign, starting=starting
+            )
+            if child.hang is not None:
+                self._supervisor.kill([child])
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -205,7 +226,8 @@ class Launcher:
 
     def _on_restart_timeout(self, child: Child) -> None:
         if child.alive and child.state == "starting":
-            logger.error("%s (pid %d) has not started in time: killed", child.name, child.pid)
+            limit_s = self._config.start_timeout_s
+            child.hang = f"it was not ready after start_timeout_s = {limit_s:g} s"
             self._supervisor.kill([child])
 
     def _on_life_begun(self, child: Child) -> None:

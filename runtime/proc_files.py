@@ -33,6 +33,11 @@ def age_s(pid: int) -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_START]) / _TICKS_PER_S)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal such as SIGSTOP has stopped the process. A debugger's hold on it does not count."""
+    return _stat_fields(pid)[:1] == ["T"]
+
+
 def pids_with_argument(argument: str) -> list[int]:
     """The living processes that have exactly this word on their command line."""
     wanted = os.fsencode(argument)

@@ -20,6 +20,7 @@ from pillion.runtime.config import EngineConfig, from_json
 from pillion.runtime.log import start_logging
 from pillion.runtime.paths import RunDir
 from pillion.runtime.process_faults import ProcessFaults
+from pillion.runtime.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class ActorContext:
     run_dir: RunDir
     faults: ProcessFaults
     peer_epochs: Mapping[str, int] = field(default_factory=dict)  # of those not in their first life
+    progress: Progress = field(default_factory=Progress.private)
 
 
 def actor_arguments(
@@ -40,9 +42,15 @@ def actor_arguments(
     lifetime_fd: int,
     lock_fd: int,
     peer_epochs: Mapping[str, int] | None = None,
+    progress_line: tuple[int, int] | None = None,
 ) -> list[str]:
-    """The arguments that `enter` reads; both descriptors must be inherited under these numbers."""
+    """The arguments that `enter` reads; all descriptors must be inherited under these numbers.
+
+    `progress_line` is the descriptor of a ProgressPage and the actor's line in it.
+    """
+    arguments = [] if progress_line is None else ["--progress-line={}:{}".format(*progress_line)]
     return [
+        *arguments,
         run_dir.argument,
         f"--epoch={epoch}",
         f"--lifetime-fd={lifetime_fd}",
@@ -74,6 +82,7 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
     parser.add_argument("--lifetime-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, required=True)
     parser.add_argument("--peer-epochs", required=True)
+    parser.add_argument("--progress-line")
     options = parser.parse_args(argv)
     # Grandchildren must not keep the daemon's lock.
     os.set_inheritable(options.lock_fd, False)
@@ -91,10 +100,18 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
         run_dir=run_dir,
         peer_epochs=msgspec.json.decode(options.peer_epochs, type=dict[str, int]),
         faults=ProcessFaults(config, name, options.epoch),
+        progress=_open_progress(options.progress_line),
     )
     _report_uncaught(context)
     context.faults.at_start()
     return context
+
+
+def _open_progress(argument: str | None) -> Progress:
+    if argument is None:
+        return Progress.private()
+    descriptor, line = map(int, argument.split(":"))
+    return Progress.open(descriptor, line)
 
 
 def end_with_launcher(lifetime_fd: int) -> None:

@@ -15,6 +15,7 @@ from pillion.runtime.clock import now_ns
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import RunDir
 from pillion.runtime.process import actor_arguments, child_environment
+from pillion.runtime.progress import ProgressPage, Sign
 
 REAP_RETRY_S: Final = 0.02
 REAP_DEADLINE_S: Final = 1.0
@@ -60,6 +61,7 @@ class Child:
         self.started_ns = now_ns()
         self.state: ChildState = "starting"
         self.failure: ActorFailed | None = None
+        self.hang: str | None = None  # why it was killed
         self.geometry_epoch = 0  # of the EngineGeometry that it was told last
         self.gone = asyncio.Event()
         self.process = process
@@ -73,6 +75,8 @@ class Child:
     def how_it_ended(self) -> str:
         """Actor, pid, signal or exit code, and what the actor itself said, in one line."""
         exit_text = self._exit()
+        if self.hang is not None:
+            return f"{self.name} (pid {self.pid}) hung: {self.hang}"
         if self.failure is None:
             return f"{self.name} (pid {self.pid}) {exit_text}"
         if self.process.returncode == -signal.SIGKILL:
@@ -107,6 +111,8 @@ class Supervisor:
         self._run_dir = run_dir
         self._lock_fd = lock_fd
         self._on_exit = on_exit
+        self._progress = ProgressPage(len(specs))
+        self._lines = {spec.name: line for line, spec in enumerate(specs)}
         # Children see the end of this process as the end of the pipe: only we hold its writing end.
         self._lifetime_fd, self._our_lifetime_fd = os.pipe()
         self.children: dict[str, Child] = {}
@@ -132,11 +138,20 @@ class Supervisor:
 
     def _start_child(self, spec: ActorSpec, epoch: int) -> Child:
         peers = {peer.name: peer.epoch for peer in self.children.values() if peer.epoch > 1}
-        arguments = actor_arguments(self._run_dir, epoch, self._lifetime_fd, self._lock_fd, peers)
+        line = self._lines[spec.name]
+        self._progress.clear(line)
+        arguments = actor_arguments(
+            self._run_dir,
+            epoch,
+            self._lifetime_fd,
+            self._lock_fd,
+            peers,
+            (self._progress.fd, line),
+        )
         process = subprocess.Popen(
             [*spec.command, *arguments],
             stdin=subprocess.DEVNULL,
-            pass_fds=(self._lifetime_fd, self._lock_fd),
+            pass_fds=(self._lifetime_fd, self._lock_fd, self._progress.fd),
             env=child_environment(),
             # A Ctrl-C at the terminal is the launcher's to handle, and an actor's own children end with it.
             process_group=0,
@@ -165,6 +180,10 @@ class Supervisor:
         child.gone.set()
         self._on_exit(child)
 
+    def sign_of(self, child: Child) -> Sign:
+        """The latest sign of life of a child that lives."""
+        return self._progress.read(self._lines[child.name])
+
     def stopping_order(self) -> list[Child]:
         """The children that live, the last one started first."""
         return [child for child in reversed(self.children.values()) if child.alive]
@@ -186,6 +205,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Closes the lifetime pipe: whoever still lives ends now, unless nothing can end it."""
+        self._progress.close()
         os.close(self._our_lifetime_fd)
         os.close(self._lifetime_fd)
 

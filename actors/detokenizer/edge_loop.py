@@ -21,6 +21,7 @@ from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
 from pillion.runtime.process import ActorContext
 from pillion.runtime.stats import StatsReporter
+from pillion.runtime.watchdog import longest_sleep_ns
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class EdgeLoop:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._turn_is_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._longest_sleep_ns = longest_sleep_ns(context.config.stall_limit_s)
 
     async def run(self) -> None:
         """Runs until the edge has finished. Raises what went wrong in any of its parts."""
@@ -137,6 +139,7 @@ class EdgeLoop:
         edge = self._edge
         self._turn_is_due = False
         now = now_ns()
+        self._context.progress.stamp_turn(now)
         deadline_ns = edge.tick(now)
         self._send()
         self._server.send(edge.sessions.replies)
@@ -161,12 +164,13 @@ class EdgeLoop:
         self._edge.outgoing.clear()
 
     def _set_timer(self, deadline_ns: int | None, now: int) -> None:
+        """The next turn: at the deadline, and soon enough to show that this loop lives."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        delay_ns = self._longest_sleep_ns
         if deadline_ns is not None:
-            delay_s = max(deadline_ns - now, 0) / NS_PER_S
-            self._timer = self._loop.call_later(delay_s, self._wake)
+            delay_ns = min(max(deadline_ns - now, 0), delay_ns)
+        self._timer = self._loop.call_later(delay_ns / NS_PER_S, self._wake)
 
 
 async def run_edge(context: ActorContext) -> None:

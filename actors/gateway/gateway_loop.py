@@ -16,6 +16,7 @@ from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.http_settings import parse_http_address
 from pillion.runtime.process import ActorContext
 from pillion.runtime.stats import STATS_INTERVAL_NS, StatsReporter
+from pillion.runtime.watchdog import longest_sleep_ns
 
 _STOPPING = "the daemon is stopping"
 
@@ -35,6 +36,7 @@ class GatewayLoop:
         self._stats = StatsReporter(context.name, context.epoch, self._gateway.metrics)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
+        self._life_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Serves until the launcher ends it. Raises what went wrong."""
@@ -42,14 +44,16 @@ class GatewayLoop:
             await self._listen()
             on_ring = self._guarded(self._on_ring)
             self._loop.add_reader(self._inbox.fileno(), on_ring)
+            self._show_life()
             self._report()
             self._post.send("launcher", actor_ready(self._context))
             on_ring()  # the descriptor tells of changes only, and some may have come before it was watched
             await self._ended
             await self._server.close()
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._life_timer):
+                if timer is not None:
+                    timer.cancel()
             self._loop.remove_reader(self._inbox.fileno())
             self._gateway.link.close()
             self._inbox.close()
@@ -85,6 +89,12 @@ class GatewayLoop:
                     self._ended.set_result(None)
             case _:
                 assert_never(message)
+
+    def _show_life(self) -> None:
+        """Shows that this loop comes round, again and again."""
+        self._context.progress.stamp_turn(now_ns())
+        delay_s = longest_sleep_ns(self._context.config.stall_limit_s) / NS_PER_S
+        self._life_timer = self._loop.call_later(delay_s, self._show_life)
 
     def _report_soon(self) -> None:
         """Something was counted: the launcher hears of it within a second."""

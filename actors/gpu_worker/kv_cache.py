@@ -1,6 +1,7 @@
 """The KV pool: one tensor, block-major, so that a block of all layers is one contiguous extent."""
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -25,15 +26,20 @@ class KvCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        on_layer: Callable[[], None] | None = None,
     ) -> None:
+        """`on_layer` is called whenever a layer's share is asked for, so once a layer in each step."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (num_blocks + 1, num_layers, 2, num_kv_heads, block_size, head_dim)
         self.tensor = _zeros(shape, dtype, device)
         self._layers = self.tensor.unbind(1)
+        self._on_layer = on_layer
 
     def layer(self, index: int) -> torch.Tensor:
         """A layer's share, a view: [num_blocks + 1, 2, num_kv_heads, block_size, head_dim]."""
+        if self._on_layer is not None:
+            self._on_layer()
         return self._layers[index]
 
     @property

@@ -44,7 +44,7 @@ def main() -> int:
 
         phases.end("imports")
         context.faults.at_load()
-        worker, geometry = start_worker(context.config, context.epoch, phases.end)
+        worker, geometry = start_worker(context.config, context.epoch, phases.end, context.progress)
     except Exception as error:
         report_failure(context, error)
         return 1

@@ -37,6 +37,7 @@ from pillion.messages.control import EngineGeometry, KvGroupGeometry
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.fault_flags import fault_flags_of
 from pillion.runtime.model_source import ModelSource, resolve_model
+from pillion.runtime.progress import Progress
 
 # Tokens of a warm-up prefill: enough to load every operator, few enough to take no time.
 _WARM_UP_TOKENS: Final = 48
@@ -51,9 +52,14 @@ _KEPT_BYTES: Final = 512 << 20
 
 
 def start_worker(
-    config: EngineConfig, epoch: int, end_phase: Callable[[str], None]
+    config: EngineConfig,
+    epoch: int,
+    end_phase: Callable[[str], None],
+    progress: Progress | None = None,
 ) -> tuple[Worker, EngineGeometry]:
     """Loads the model, sizes the KV pool and runs a first step; `end_phase` hears what is done.
+
+    On the CPU, where a step may take long, each layer of it is stamped in `progress`.
 
     Raises ConfigError or ModelError for what cannot work, before the weights are read where that can be
     known.
@@ -84,7 +90,8 @@ def start_worker(
     end_phase("weights")
     if device.is_cuda:
         limits = _measured_cuda_limits(config, shape, device, loaded)
-    kv_cache = _kv_cache(shape, limits.num_blocks, kv_dtype, device)
+    on_layer = progress.stamp_layer if progress is not None and not device.is_cuda else None
+    kv_cache = _kv_cache(shape, limits.num_blocks, kv_dtype, device, on_layer)
     stages = Stages.build(
         device,
         loaded.model,
@@ -140,7 +147,13 @@ def _measured_cuda_limits(
     return worker_limits(config, shape, max_positions, kv_bytes, is_cuda=True)
 
 
-def _kv_cache(shape: KvShape, num_blocks: int, dtype: torch.dtype, device: Device) -> KvCache:
+def _kv_cache(
+    shape: KvShape,
+    num_blocks: int,
+    dtype: torch.dtype,
+    device: Device,
+    on_layer: Callable[[], None] | None = None,
+) -> KvCache:
     return KvCache(
         num_blocks=num_blocks,
         num_layers=shape.num_layers,
@@ -149,6 +162,7 @@ def _kv_cache(shape: KvShape, num_blocks: int, dtype: torch.dtype, device: Devic
         head_dim=shape.head_dim,
         dtype=dtype,
         device=device.device,
+        on_layer=on_layer,
     )
 
 

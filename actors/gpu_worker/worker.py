@@ -62,6 +62,7 @@ class Worker:
             "output_ns": 0,
         }
         self.gauges: dict[str, int | float | str] = {}
+        self.waits_for_device = False
         self._epoch = epoch
         self._device = device
         self._states = states
@@ -95,11 +96,14 @@ class Worker:
     @torch.inference_mode()
     def tick(self, now_ns: int) -> int | None:
         """Launches a step or collects one. Returns now_ns while there is work: come back at once."""
+        self.waits_for_device = False
         if len(self._launched) < self._steps_in_flight and self._launch():
             if len(self._launched) == self._steps_in_flight:
                 self._collect()
         else:
+            num_launched = len(self._launched)
             self._collect(only_if_ready=True)
+            self.waits_for_device = 0 < num_launched == len(self._launched)
         return now_ns if self.has_work else None
 
     @property

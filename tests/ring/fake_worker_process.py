@@ -52,6 +52,7 @@ def main() -> int:
         def tick(self, now_ns: int) -> int | None:
             num_steps = self.counters["steps"]
             again_ns = super().tick(now_ns)
+            context.progress.stamp_layer()
             if options.step_us and self.counters["steps"] != num_steps:
                 time.sleep(options.step_us / 1e6)
             return again_ns

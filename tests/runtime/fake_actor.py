@@ -6,12 +6,14 @@ python fake_actor.py NAME BEHAVIOUR <arguments of runtime/process.py>
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from pillion.messages import control, inboxes
 from pillion.messages.base import RingMessage
 from pillion.runtime.actor import run_actor
 from pillion.runtime.process import enter
+from pillion.runtime.progress import Progress
 
 UNIONS: dict[str, Any] = {
     "kv_manager": inboxes.KvManagerInbox,
@@ -19,13 +21,13 @@ UNIONS: dict[str, Any] = {
     "detokenizer": inboxes.DetokenizerInbox,
     "gpu_worker": inboxes.WorkerInbox,
 }
-FAIL_ON_DRAIN_DELAY_NS = 10**9
+STEPS_S = {"slow_step": 3.0, "stuck_step": 60.0}
 
 
 class FakeCore:
     """Reports what it is told in its gauges, so that tests see it in the status."""
 
-    def __init__(self, name: str, behaviour: str, epoch: int) -> None:
+    def __init__(self, name: str, behaviour: str, epoch: int, progress: Progress) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
         self.counters: dict[str, int | float] = {"messages": 0}
@@ -33,6 +35,8 @@ class FakeCore:
         self._name = name
         self._behaviour = behaviour
         self._epoch = epoch
+        self._progress = progress
+        self._num_ticks = 0
         if name == "gpu_worker" and behaviour != "no_geometry":
             self.outgoing += [
                 ("launcher", _phase("weights", 12.5)),
@@ -60,6 +64,13 @@ class FakeCore:
                     raise RuntimeError("a peer restarted")
 
     def tick(self, now_ns: int) -> int | None:
+        self._num_ticks += 1
+        if (
+            self._behaviour in STEPS_S and self._num_ticks == 2
+        ):  # the first one's messages have left
+            self._progress.stamp_layer()
+            time.sleep(STEPS_S[self._behaviour])
+            print(f"{self._name} has run its slow step", file=sys.stderr, flush=True)
         return None
 
 
@@ -108,7 +119,9 @@ def main() -> int:
                 signal.pause()
         case "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-    return run_actor(context, FakeCore(name, behaviour, context.epoch), UNIONS[name])
+    context.faults.at_load()
+    core = FakeCore(name, behaviour, context.epoch, context.progress)
+    return run_actor(context, core, UNIONS[name])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from .conftest import StartDaemon, wait_until
 
 STOP_DEADLINE_S = 20.0
@@ -52,16 +54,25 @@ def test_a_taken_port_fails_the_start_with_its_reason(start_daemon: StartDaemon)
     daemon.nothing_is_left()
 
 
-def test_a_killed_gateway_ends_the_daemon_and_leaves_no_socket(
-    start_daemon: StartDaemon, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_gateway_that_is_killed_or_stopped_serves_again_at_the_same_addresses(
+    start_daemon: StartDaemon, tmp_path: Path, number: signal.Signals
 ) -> None:
     path = tmp_path / "h.sock"
-    daemon = start_daemon(config={"http_uds": str(path)})
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    daemon = start_daemon(config={"http": str(port), "http_uds": str(path), "stall_limit_s": 1.0})
     daemon.wait_state("ready")
     pid = daemon.wait_actors({"gateway": "running"})["gateway"]
-    os.kill(pid, signal.SIGKILL)
-    code, lines = daemon.wait_end(STOP_DEADLINE_S)
-    assert code == 1
-    assert f"gateway (pid {pid}) was killed by SIGKILL" in lines[-1]
+    os.kill(pid, number)
+    wait_until(
+        "a gateway lives again",
+        10,
+        lambda: daemon.wait_actors({"gateway": "running"})["gateway"] != pid,
+    )
+    assert status_of(f"http://127.0.0.1:{port}/live") == 200
+    assert path.is_socket()
+    daemon.process.terminate()
+    assert daemon.wait_end(STOP_DEADLINE_S)[0] == 0
     daemon.nothing_is_left()
     wait_until("the socket is gone", 1.0, lambda: not path.exists())
