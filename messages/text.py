@@ -4,7 +4,8 @@ A frame is a little-endian uint32 length and that many bytes of msgpack: one of 
 type's name in the field "type". The client begins with Hello and the daemon answers Welcome, or
 RequestFailed with an empty client_request_id and hangs up. Requests are told apart by an id that the
 client chooses; one connection
-carries any number at a time. When the connection closes, its requests are cancelled.
+carries any number at a time. When the connection closes, its requests are cancelled; a client whose
+connection was lost sends them again on another one, with what it already has of their answers (`Resume`).
 """
 
 from typing import Any, Final
@@ -40,6 +41,28 @@ class Welcome(EdgeMessage, frozen=True):
     capabilities: list[str]
 
 
+class ReceivedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client has of one sample."""
+
+    token_ids: bytes = b""  # packed int32
+    num_chars: int = 0  # code points of its text
+    finish_reason: FinishReason | None = None  # set if it has the sample's last chunk
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a client has of an answer whose connection was lost: the rest is to follow exactly behind it.
+
+    A request that may have to be resumed needs a seed from the start, unless nothing had come of it.
+    """
+
+    samples: list[ReceivedSample]  # one for each of the n
+    elapsed_ms: int = (
+        0  # since the request was first sent: it keeps its place among those that wait
+    )
+    num_cached_tokens: int | None = None  # as in the first chunk, if that has come
+    cache_miss_reason: str = ""
+
+
 class GenerateRequest(EdgeMessage, frozen=True):
     """Asks for text. Exactly one of prompt, messages and prompt_token_ids is given."""
 
@@ -49,7 +72,7 @@ class GenerateRequest(EdgeMessage, frozen=True):
     prompt_token_ids: list[int] | bytes | None = None  # bytes: packed int32
     sampling_params: SamplingParams | None = None
     priority: int = 0
-    deadline_ms: int | None = None  # from arrival; the request then ends with "timeout"
+    deadline_ms: int | None = None  # from now on; the request then ends with "timeout"
     cache_salt: str = ""
     add_special_tokens: bool = True  # for `prompt`; a rendered chat adds none
     add_generation_prompt: bool = True
@@ -59,14 +82,13 @@ class GenerateRequest(EdgeMessage, frozen=True):
     tools: list[dict[str, Any]] | None = None
     return_prompt_token_ids: bool = False
     stream: bool = True  # False: one chunk per sample, when it has finished
-    # Takes up again after a lost connection: per sample, the number of tokens already received.
-    resume_from: list[int] | None = None
     # Of a chat: reasoning and tool calls come apart from the text.
     parse_output: bool = False
     # "auto", "none", "required", or {"type": "function", "function": {"name": ...}}. Needs parse_output,
     # and so does the next.
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True  # False: nothing follows the first call
+    resume: Resume | None = None  # a request that is sent again after a lost connection
 
 
 class CancelRequest(EdgeMessage, frozen=True):
@@ -167,6 +189,9 @@ class GenerateChunk(EdgeMessage, frozen=True):
     error: str | None = None  # with finish_reason "error"
     reasoning: str = ""  # what the model says to itself, where it was asked apart from the text
     tool_calls: list[ToolCallDelta] = []  # likewise
+    # In a request's first chunk: prompt tokens that the prefix cache had, and why not more.
+    num_cached_tokens: int | None = None
+    cache_miss_reason: str = ""
 
 
 class RequestFailed(EdgeMessage, frozen=True):

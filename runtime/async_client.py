@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
-import msgspec
-
 from pillion.messages.codec import unpack_ids
 from pillion.messages.control import DaemonStatus, StatusRequest
 from pillion.messages.sampling import SamplingParams
@@ -21,8 +19,9 @@ from pillion.messages.text import (
     Welcome,
 )
 from pillion.runtime.async_connection import AsyncConnection
-from pillion.runtime.async_request_stream import AsyncRequestStream, receive
-from pillion.runtime.client_connection import Reply, socket_path
+from pillion.runtime.async_request_exchange import AsyncRequestExchange
+from pillion.runtime.async_request_stream import AsyncRequestStream
+from pillion.runtime.client_connection import socket_path
 from pillion.runtime.client_requests import (
     R,
     RequestOptions,
@@ -38,15 +37,18 @@ from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.paths import RunDir
+from pillion.runtime.patience import Patience
 from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
 from pillion.runtime.request_batch import RequestBatch
+from pillion.runtime.resumable import Ask, Question
 
 
 class AsyncClient:
     """A connection to a daemon for the tasks of one event loop; any number of requests at a time.
 
-    It connects on first use (or on `async with`) and again after the connection was lost. Cancelling a
-    task that waits for an answer cancels the request in the daemon.
+    It connects on first use (or on `async with`). When the connection is lost while the daemon lives, requests
+    go on behind what has come of them. Cancelling a task that waits for an answer cancels the request in
+    the daemon.
     """
 
     def __init__(
@@ -56,13 +58,16 @@ class AsyncClient:
         client_name: str = "",
         fairness_key: str = "",
         connect_timeout: float = 5.0,
+        reattach_timeout: float = 60.0,
     ) -> None:
         """As `Client`, without connecting yet."""
         check_timeout("connect_timeout", connect_timeout)
+        check_timeout("reattach_timeout", reattach_timeout)
         self._path = socket_path(name)
         self._client_name = client_name or f"python-{os.getpid()}"
         self._fairness_key = fairness_key
         self._connect_timeout = connect_timeout
+        self._reattach_timeout = reattach_timeout
         self._ids = itertools.count()
         self._connection: AsyncConnection | None = None
         self._opening: asyncio.Lock | None = None
@@ -126,7 +131,7 @@ class AsyncClient:
         )
         if many:
             return await self._run_batch(requests)
-        answer = await AsyncRequestStream.start(self, await self._connected(), requests[0])
+        answer = await AsyncRequestStream.start(self, self._connected, requests[0])
         if stream:
             return answer
         async with answer:
@@ -237,7 +242,23 @@ class AsyncClient:
     def _next_request_id(self) -> str:
         return str(next(self._ids))
 
-    async def _connected(self) -> AsyncConnection:
+    async def _connected(self, until_ns: int | None = None) -> AsyncConnection:
+        """A living connection. While the daemon lives it is waited for.
+
+        For `connect_timeout` seconds at the longest, after a lost connection for `reattach_timeout`.
+        """
+        timeout_s = self._connect_timeout if self._connection is None else self._reattach_timeout
+        latest_ns = now_ns() + int(timeout_s * NS_PER_S)
+        if until_ns is not None:
+            latest_ns = min(latest_ns, until_ns)
+        patience = Patience(self._path, latest_ns)
+        while True:
+            try:
+                return await self._connect_once()
+            except DaemonUnavailable as error:
+                await asyncio.sleep(patience.pause_s(error, now_ns()))
+
+    async def _connect_once(self) -> AsyncConnection:
         loop = asyncio.get_running_loop()
         connection = self._connection
         if connection is not None and connection.loop is not loop:
@@ -250,43 +271,44 @@ class AsyncClient:
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
-            if self._closed:
-                raise DaemonUnavailable("this client was closed")
+            self._check_open()
             if self._connection is None or self._connection.lost is not None:
                 self._connection = await AsyncConnection.open(
                     self._path, self._client_name, self._fairness_key, self._connect_timeout
                 )
+                if self._closed:  # meanwhile, by another task
+                    self._connection.close()
+                    self._check_open()
             return self._connection
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DaemonUnavailable("this client was closed")
+
     async def _run_batch(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
-        connection = await self._connected()
         batch = RequestBatch(requests, now_ns())
-        replies: asyncio.Queue[Reply] = asyncio.Queue()
+        exchange = AsyncRequestExchange(self._connected)
         try:
             while not batch.finished:
                 while (request := batch.next_request(now_ns())) is not None:
-                    await connection.submit(request.client_request_id, request, replies.put_nowait)
-                reply = await receive(replies, batch.wake_at_ns())
+                    await exchange.send(request, batch.guard_ns)
+                reply = await exchange.receive(batch.wake_at_ns())
                 output = batch.on_reply(reply, now_ns())
                 if output is not None:
-                    connection.forget(output.request_id)
+                    exchange.forget(output.request_id)
         finally:
-            for request_id in batch.in_flight:
-                connection.cancel(request_id)
+            exchange.close()
         return batch.outputs
 
-    async def _ask(
-        self, request_id: str, message: msgspec.Struct, kind: type[R], timeout: float | None
-    ) -> R:
+    async def _ask(self, request_id: str, message: Ask, kind: type[R], timeout: float | None) -> R:
         check_timeout("timeout", timeout)
-        connection = await self._connected()
-        replies: asyncio.Queue[Reply] = asyncio.Queue()
         until = None if timeout is None else now_ns() + int(timeout * NS_PER_S)
+        exchange = AsyncRequestExchange(self._connected)
         try:
-            await connection.submit(request_id, message, replies.put_nowait)
-            reply = await receive(replies, until)
+            await exchange.send(Question(message), until)
+            reply = await exchange.receive(until)
         finally:
-            connection.forget(request_id)
+            exchange.forget(request_id)
         return expect_reply(reply, kind, timeout)
 
 

@@ -13,11 +13,16 @@ from pillion.messages.codec import Codec
 from pillion.messages.inboxes import DaemonToClient
 from pillion.messages.text import CancelRequest, RequestFailed, Welcome
 from pillion.runtime.client_connection import (
+    ABANDONED,
+    CLOSED,
+    HUNG_UP,
     ConnectionLost,
     Sink,
     check_welcome,
-    explain_connect_error,
+    connect_failure,
+    connection_failed,
     hello_frame,
+    not_understood,
 )
 from pillion.runtime.client_requests import encode_frame
 from pillion.runtime.errors import DaemonUnavailable
@@ -34,7 +39,7 @@ class AsyncConnection(asyncio.Protocol):
         self._codec: Codec[DaemonToClient] = Codec(DaemonToClient)
         self._frames = FrameBuffer()
         self._sinks: dict[str, Sink] = {}
-        self._lost: str | None = None
+        self._lost: ConnectionLost | None = None
         self._loop = asyncio.get_running_loop()
         self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
@@ -56,7 +61,7 @@ class AsyncConnection(asyncio.Protocol):
                 _, self = await loop.create_unix_connection(cls, sock=connection)
         except OSError as error:  # TimeoutError is one
             connection.close()
-            raise DaemonUnavailable(explain_connect_error(path, error)) from error
+            raise connect_failure(path, error) from error
         except BaseException:
             connection.close()
             raise
@@ -75,8 +80,8 @@ class AsyncConnection(asyncio.Protocol):
         return self._loop
 
     @property
-    def lost(self) -> str | None:
-        """Why the connection has ended; None while it lives."""
+    def lost(self) -> ConnectionLost | None:
+        """How the connection has ended; None while it lives."""
         return self._lost
 
     @property
@@ -88,8 +93,10 @@ class AsyncConnection(asyncio.Protocol):
         """Sends a request whose replies go to `sink` until `forget`. Raises DaemonUnavailable."""
         data = encode_frame(message)
         await self._writable.wait()
-        if self._lost is not None or self._transport is None:
-            raise DaemonUnavailable(self._lost or "the connection is not open")
+        if self._lost is not None:
+            raise self._lost.error()
+        if self._transport is None:
+            raise DaemonUnavailable("the connection is not open")
         self._sinks[request_id] = sink
         self._transport.write(data)
 
@@ -110,7 +117,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Ends the connection; the daemon cancels what is open."""
-        self._end("the client was closed")
+        self._end(CLOSED)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
@@ -122,14 +129,11 @@ class AsyncConnection(asyncio.Protocol):
             for payload in self._frames.feed(data):
                 self._dispatch(self._codec.decode(payload))
         except (ValueError, msgspec.DecodeError) as error:
-            self._end(f"the daemon sent something that this client does not understand: {error}")
+            self._end(not_understood(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
-        if exc is None:
-            self._end("the daemon closed the connection: see `pillion status` and `pillion logs`")
-        else:
-            self._end(f"the connection to the daemon was lost: {exc}")
+        self._end(connection_failed(exc) if isinstance(exc, OSError) else HUNG_UP)
 
     def pause_writing(self) -> None:
         """Called by asyncio: the daemon reads more slowly than we send."""
@@ -142,7 +146,7 @@ class AsyncConnection(asyncio.Protocol):
     def _abandon_after_fork(self) -> None:
         # Only the descriptor may be touched: the transport's own close would reach into the parent's
         # selector, which both processes share.
-        self._lost = "the connection belongs to the parent process"
+        self._lost = ABANDONED
         self._sinks = {}
         if self._socket is not None:
             self._socket.close()
@@ -157,7 +161,7 @@ class AsyncConnection(asyncio.Protocol):
                 await self._welcome
         except TimeoutError as error:
             raise DaemonUnavailable(
-                f"the daemon behind {path} did not answer within {timeout_s:g} s"
+                f"the daemon behind {path} did not answer within {timeout_s:g} s", may_pass=True
             ) from error
 
     def _dispatch(self, reply: DaemonToClient) -> None:
@@ -173,17 +177,17 @@ class AsyncConnection(asyncio.Protocol):
         if sink is not None:
             sink(reply)
         elif isinstance(reply, RequestFailed) and not reply.client_request_id:
-            self._end(reply.message)
+            self._end(ConnectionLost(reply.message, final=True))
 
-    def _end(self, reason: str) -> None:
+    def _end(self, lost: ConnectionLost) -> None:
         if self._lost is not None:
             return
-        self._lost = reason
+        self._lost = lost
         if not self._welcome.done():
-            self._welcome.set_exception(DaemonUnavailable(reason))
+            self._welcome.set_exception(lost.error())
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
-            sink(ConnectionLost(reason))
+            sink(lost)
         self._writable.set()
         if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()

@@ -4,11 +4,8 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
-
-import msgspec
 
 from pillion.messages.codec import unpack_ids
 from pillion.messages.control import DaemonStatus
@@ -22,7 +19,7 @@ from pillion.messages.text import (
     Welcome,
 )
 from pillion.runtime.async_client import AsyncClient, ask_status
-from pillion.runtime.client_connection import Connection, Reply, socket_path
+from pillion.runtime.client_connection import Connection, socket_path
 from pillion.runtime.client_requests import (
     R,
     RequestOptions,
@@ -37,9 +34,12 @@ from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.paths import RunDir
+from pillion.runtime.patience import Patience
 from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
 from pillion.runtime.request_batch import DEFAULT_WINDOW, RequestBatch
-from pillion.runtime.request_stream import RequestStream, receive
+from pillion.runtime.request_exchange import RequestExchange
+from pillion.runtime.request_stream import RequestStream
+from pillion.runtime.resumable import Ask, Question
 
 __all__ = ["AsyncClient", "Client"]
 
@@ -47,7 +47,8 @@ __all__ = ["AsyncClient", "Client"]
 class Client:
     """A connection to a daemon, safe to share between threads; any number of requests at a time.
 
-    After a lost connection the next call connects again, and so does a forked child.
+    When the connection is lost while the daemon lives, requests go on behind what has come of them. A forked
+    child opens its own connection.
     """
 
     def __init__(
@@ -57,13 +58,16 @@ class Client:
         client_name: str = "",
         fairness_key: str = "",
         connect_timeout: float = 5.0,
+        reattach_timeout: float = 60.0,
     ) -> None:
         """Connects to the daemon of this name, or to a socket path (anything with a slash).
 
         Clients with the same `fairness_key` share one fair share. Raises DaemonUnavailable within
-        `connect_timeout` seconds.
+        `connect_timeout` seconds. A connection that is lost later is opened again, and what is open goes on
+        there, if the daemon takes connections again within `reattach_timeout` seconds.
         """
         check_timeout("connect_timeout", connect_timeout)
+        check_timeout("reattach_timeout", reattach_timeout)
         self._path = socket_path(name)
         self._client_name = client_name or f"python-{os.getpid()}"
         self._fairness_key = fairness_key
@@ -72,8 +76,10 @@ class Client:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._connection: Connection | None = None
+        self._reattach_timeout = reattach_timeout
         self._closed = False
-        self._connected()
+        self._closing = threading.Event()
+        self._connect_within(connect_timeout, None)
 
     @property
     def welcome(self) -> Welcome:
@@ -139,7 +145,7 @@ class Client:
         )
         if many:
             return self.run_batch(requests)
-        answer = RequestStream(self, self._connected(), requests[0])
+        answer = RequestStream(self, self._connected, requests[0])
         if stream:
             return answer
         with answer:
@@ -199,22 +205,19 @@ class Client:
 
         `on_finished` is called with each answer as it becomes complete.
         """
-        connection = self._connected()
         batch = RequestBatch(requests, now_ns(), window)
-        replies: SimpleQueue[Reply] = SimpleQueue()
+        exchange = RequestExchange(self._connected)
         try:
             while not batch.finished:
                 while (request := batch.next_request(now_ns())) is not None:
-                    connection.submit(request.client_request_id, request, replies.put)
-                reply = receive(replies, connection, batch.wake_at_ns())
-                output = batch.on_reply(reply, now_ns())
+                    exchange.send(request, batch.guard_ns)
+                output = batch.on_reply(exchange.receive(batch.wake_at_ns()), now_ns())
                 if output is not None:
-                    connection.forget(output.request_id)
+                    exchange.forget(output.request_id)
                     if on_finished is not None:
                         on_finished(output)
         finally:
-            for request_id in batch.in_flight:
-                connection.cancel(request_id)
+            exchange.close()
         return batch.outputs
 
     def tokenize(
@@ -261,6 +264,7 @@ class Client:
     def close(self) -> None:
         """Ends the connection; the daemon cancels what is open. The client cannot be used again."""
         self._closed = True
+        self._closing.set()
         connection = self._connection
         if connection is not None and self._pid == os.getpid():
             connection.close()
@@ -284,32 +288,51 @@ class Client:
         """An id that no other request of this client has."""
         return str(next(self._ids))
 
-    def _connected(self) -> Connection:
+    def _connected(self, until_ns: int | None = None) -> Connection:
+        """A living connection. While the daemon lives it is waited for, `reattach_timeout` at the longest."""
+        return self._connect_within(self._reattach_timeout, until_ns)
+
+    def _connect_within(self, timeout_s: float, until_ns: int | None) -> Connection:
+        latest_ns = now_ns() + int(timeout_s * NS_PER_S)
+        if until_ns is not None:
+            latest_ns = min(latest_ns, until_ns)
+        patience = Patience(self._path, latest_ns)
+        while True:
+            try:
+                return self._connect_once()
+            except DaemonUnavailable as error:
+                self._closing.wait(patience.pause_s(error, now_ns()))
+
+    def _connect_once(self) -> Connection:
         if self._pid != os.getpid():
             # A forked child: the parent's connection is not ours, and a thread of the parent may have
-            # held the lock.
+            # held the locks.
             self._lock = threading.Lock()
+            self._closing = threading.Event()
             self._connection = None
             self._pid = os.getpid()
         with self._lock:
-            if self._closed:
-                raise DaemonUnavailable("this client was closed")
+            self._check_open()
             if self._connection is None or self._connection.lost is not None:
                 self._connection = Connection(
                     self._path, self._client_name, self._fairness_key, self._connect_timeout
                 )
+                if self._closed:  # meanwhile, by another thread
+                    self._connection.close()
+                    self._check_open()
             return self._connection
 
-    def _ask(
-        self, request_id: str, message: msgspec.Struct, kind: type[R], timeout: float | None
-    ) -> R:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DaemonUnavailable("this client was closed")
+
+    def _ask(self, request_id: str, message: Ask, kind: type[R], timeout: float | None) -> R:
         check_timeout("timeout", timeout)
-        connection = self._connected()
-        replies: SimpleQueue[Reply] = SimpleQueue()
         until = None if timeout is None else now_ns() + int(timeout * NS_PER_S)
+        exchange = RequestExchange(self._connected)
         try:
-            connection.submit(request_id, message, replies.put)
-            reply = receive(replies, connection, until)
+            exchange.send(Question(message), until)
+            reply = exchange.receive(until)
         finally:
-            connection.forget(request_id)
+            exchange.forget(request_id)
         return expect_reply(reply, kind, timeout)

@@ -30,9 +30,35 @@ _SEND_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """Told to every open request when its connection ends."""
+    """Told to every open request when its connection ends.
+
+    `final`: it was ended on purpose, or the other side makes no sense; another connection is no remedy.
+    """
 
     reason: str
+    final: bool = False
+
+    def error(self) -> DaemonUnavailable:
+        """The exception that tells a caller of it."""
+        return DaemonUnavailable(self.reason, may_pass=not self.final)
+
+
+CLOSED: Final = ConnectionLost("the client was closed", final=True)
+ABANDONED: Final = ConnectionLost("the connection belongs to the parent process", final=True)
+HUNG_UP: Final = ConnectionLost(
+    "the daemon closed the connection: see `pillion status` and `pillion logs`"
+)
+
+
+def connection_failed(error: OSError) -> ConnectionLost:
+    """The end that a socket's error brings."""
+    return ConnectionLost(f"the connection to the daemon was lost: {error}")
+
+
+def not_understood(error: Exception) -> ConnectionLost:
+    """The end that a daemon's nonsense brings."""
+    reason = f"the daemon sent something that this client does not understand: {error}"
+    return ConnectionLost(reason, final=True)
 
 
 Reply = DaemonToClient | ConnectionLost
@@ -56,7 +82,7 @@ def open_socket(path: Path, timeout_s: float) -> socket.socket:
         connection.connect(os.fspath(path))
     except OSError as error:
         connection.close()
-        raise DaemonUnavailable(explain_connect_error(path, error)) from error
+        raise connect_failure(path, error) from error
     return connection
 
 
@@ -103,7 +129,7 @@ class Connection:
         self._sinks: dict[str, Sink] = {}
         self._to_cancel: deque[str] = deque()
         self._send_lock = threading.Lock()
-        self._lost: str | None = None
+        self._lost: ConnectionLost | None = None
         self._socket = open_socket(path, timeout_s)
         try:
             self.welcome, early = self._greet(path, client_name, fairness_key, timeout_s)
@@ -118,8 +144,8 @@ class Connection:
         self._reader.start()
 
     @property
-    def lost(self) -> str | None:
-        """Why the connection has ended; None while it lives."""
+    def lost(self) -> ConnectionLost | None:
+        """How the connection has ended; None while it lives."""
         return self._lost
 
     def submit(self, request_id: str, message: msgspec.Struct, sink: Sink) -> None:
@@ -129,7 +155,7 @@ class Connection:
         try:
             # Looked at after the sink is there: either we see the end or the end sees the sink.
             if self._lost is not None:
-                raise DaemonUnavailable(self._lost)
+                raise self._lost.error()
             self._send(data)
         except BaseException:
             self.forget(request_id)
@@ -156,12 +182,12 @@ class Connection:
 
     def close(self) -> None:
         """Ends the connection; the daemon cancels what is open."""
-        self._end("the client was closed")
+        self._end(CLOSED)
 
     def _abandon_after_fork(self) -> None:
         # This is the child's copy. Closing the descriptor is all that may be done to it: the connection
         # is the parent's. Locks may have been held by threads that do not exist here.
-        self._lost = "the connection belongs to the parent process"
+        self._lost = ABANDONED
         self._send_lock = threading.Lock()
         self._sinks = {}
         self._to_cancel.clear()
@@ -179,22 +205,28 @@ class Connection:
                 self._socket.settimeout(max(0.001, (deadline_ns - now_ns()) / NS_PER_S))
                 data = self._socket.recv(_RECEIVE_BYTES)
                 if not data:
-                    raise DaemonUnavailable(f"the daemon behind {path} hung up without a greeting")
+                    raise DaemonUnavailable(
+                        f"the daemon behind {path} hung up without a greeting", may_pass=True
+                    )
                 payloads = self._frames.feed(data)
             return check_welcome(self._codec.decode(payloads[0])), payloads[1:]
         except TimeoutError as error:
             raise DaemonUnavailable(
-                f"the daemon behind {path} did not answer within {timeout_s:g} s"
+                f"the daemon behind {path} did not answer within {timeout_s:g} s", may_pass=True
             ) from error
+        except DaemonUnavailable:
+            raise
         except OSError as error:
-            raise DaemonUnavailable(f"the daemon behind {path} hung up: {error}") from error
+            raise DaemonUnavailable(
+                f"the daemon behind {path} hung up: {error}", may_pass=True
+            ) from error
         except (ValueError, msgspec.DecodeError) as error:
             raise DaemonUnavailable(
                 f"{path} does not speak Pillion's client protocol: {error}"
             ) from error
 
     def _read(self, early: list[bytes]) -> None:
-        reason = "the daemon closed the connection: see `pillion status` and `pillion logs`"
+        lost = HUNG_UP
         try:
             for payload in early:
                 self._dispatch(payload)
@@ -202,12 +234,12 @@ class Connection:
                 for payload in self._frames.feed(data):
                     self._dispatch(payload)
         except DaemonUnavailable as error:
-            reason = str(error)
+            lost = ConnectionLost(str(error), final=True)
         except OSError as error:
-            reason = f"the connection to the daemon was lost: {error}"
+            lost = connection_failed(error)
         except (ValueError, msgspec.DecodeError) as error:
-            reason = f"the daemon sent something that this client does not understand: {error}"
-        self._end(reason)
+            lost = not_understood(error)
+        self._end(lost)
         with self._send_lock:
             self._socket.close()
 
@@ -244,10 +276,11 @@ class Connection:
             while view:
                 view = view[self._send_some(view) :]
         except OSError as error:
-            self._end(f"the connection to the daemon was lost: {error}")
-            raise DaemonUnavailable(self._lost or str(error)) from error
+            lost = connection_failed(error)
+            self._end(lost)
+            raise (self._lost or lost).error() from error
         except BaseException:  # an interrupt: how much was sent is not known
-            self._end("sending to the daemon was interrupted")
+            self._end(ConnectionLost("sending to the daemon was interrupted"))
             raise
 
     def _send_some(self, view: memoryview) -> int:
@@ -260,10 +293,10 @@ class Connection:
                 raise TimeoutError(f"it took no byte for {_SEND_TIMEOUT_S:g} s") from None
             return 0
 
-    def _end(self, reason: str) -> None:
+    def _end(self, lost: ConnectionLost) -> None:
         if self._lost is not None:
             return
-        self._lost = reason
+        self._lost = lost
         # Wakes the reading thread, which closes the socket, and any sender. To close it here would not wake
         # them, and the descriptor's number could be somebody else's while they still use it.
         try:
@@ -275,7 +308,7 @@ class Connection:
                 _, sink = self._sinks.popitem()
             except KeyError:
                 return  # another thread ends the connection too
-            sink(ConnectionLost(reason))
+            sink(lost)
 
 
 _open_connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
@@ -289,8 +322,15 @@ def _abandon_connections() -> None:
 os.register_at_fork(after_in_child=_abandon_connections)
 
 
-def explain_connect_error(path: Path, error: OSError) -> str:
-    """Why no connection came about, and what the user can do."""
+def connect_failure(path: Path, error: OSError) -> DaemonUnavailable:
+    """The exception that says why no connection came about, and what the user can do."""
+    # Of a text edge that is not there yet or not any more, or that is busy.
+    passing = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno.EPIPE)
+    may_pass = isinstance(error, TimeoutError) or error.errno in passing
+    return DaemonUnavailable(_explain(path, error), may_pass=may_pass)
+
+
+def _explain(path: Path, error: OSError) -> str:
     start = "start one with `pillion serve MODEL`"
     if path.name == "client.sock":
         name = path.parent.name

@@ -46,7 +46,14 @@ class InvalidRequest(RequestError, ValueError):
 
 
 class DaemonUnavailable(PillionError, ConnectionError):
-    """No daemon answers under this name, or the connection to it was lost."""
+    """No daemon answers under this name, or the connection to it was lost.
+
+    `may_pass`: another attempt may succeed as long as the daemon lives.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 class InvariantBroken(PillionError, AssertionError):

@@ -38,7 +38,8 @@ class RequestBatch:
         self._deadline_ns = (
             None if self._deadline_ms is None else now_ns + self._deadline_ms * NS_PER_MS
         )
-        self._guard_ns = guard_ns(self._deadline_ms, now_ns)
+        # When the caller gives up on the daemon; None: never.
+        self.guard_ns = guard_ns(self._deadline_ms, now_ns)
         self._entries = [_Entry(request) for request in requests]
         self._waiting = deque(range(len(requests)))
         self._in_flight: dict[str, int] = {}
@@ -53,11 +54,6 @@ class RequestBatch:
         return self._num_finished == len(self._entries)
 
     @property
-    def in_flight(self) -> list[str]:
-        """Ids of the requests that were sent and not yet answered."""
-        return list(self._in_flight)
-
-    @property
     def outputs(self) -> list[RequestOutput]:
         """The answers, in the order of the requests; complete once `finished`."""
         return [entry.assembly.output for entry in self._entries if entry.assembly is not None]
@@ -67,7 +63,7 @@ class RequestBatch:
 
         Raises RequestError when the daemon has not ended the requests long after their deadline.
         """
-        if self._guard_ns is not None and now_ns > self._guard_ns:
+        if self.guard_ns is not None and now_ns > self.guard_ns:
             raise no_answer(self._deadline_ms)
         if (
             not self._waiting
@@ -90,8 +86,8 @@ class RequestBatch:
     def wake_at_ns(self) -> int | None:
         """When `next_request` must be asked although no message came; None if only a message helps."""
         if not self._waiting or len(self._in_flight) >= self._window:
-            return self._guard_ns
-        return min(self._not_before_ns, self._guard_ns or self._not_before_ns)
+            return self.guard_ns
+        return min(self._not_before_ns, self.guard_ns or self._not_before_ns)
 
     def on_reply(self, reply: object, now_ns: int) -> RequestOutput | None:
         """Takes an answer in; returns the request's whole output if that ended it.

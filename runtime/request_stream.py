@@ -1,63 +1,46 @@
 """The replies to one request as an iterator, for threads."""
 
-from queue import Empty, SimpleQueue
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from pillion.messages.text import GenerateRequest
-from pillion.runtime.client_connection import Connection, ConnectionLost, Reply
+from pillion.runtime.client_connection import Connection
 from pillion.runtime.client_requests import guard_ns, no_answer
-from pillion.runtime.clock import NS_PER_S, now_ns
-from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.clock import now_ns
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.request_assembly import RequestAssembly
-
-
-def receive(
-    replies: "SimpleQueue[Reply]", connection: Connection, until_ns: int | None
-) -> Reply | None:
-    """The next reply, or None when `until_ns` has come. Raises DaemonUnavailable on a lost connection."""
-    # Read before the queue: a reply that is there counts, also when the connection is lost since. After
-    # a fork nobody would fill the queue any more.
-    lost = connection.lost
-    try:
-        reply = replies.get_nowait()
-    except Empty:
-        if lost is not None:
-            raise DaemonUnavailable(lost) from None
-        timeout = None if until_ns is None else max(0.0, (until_ns - now_ns()) / NS_PER_S)
-        try:
-            reply = replies.get(timeout=timeout)
-        except Empty:
-            return None
-    if isinstance(reply, ConnectionLost):
-        raise DaemonUnavailable(reply.reason)
-    return reply
+from pillion.runtime.request_exchange import RequestExchange
 
 
 class RequestStream:
     """Iterates over what is new of an answer; `output` is the answer so far.
 
     Closing it, leaving its `with` block or dropping it cancels the request in the daemon. Not to be shared
-    by threads. Raises RequestError when the request fails and DaemonUnavailable when the daemon is lost.
+    by threads. When the connection is lost it goes on behind what has come, as soon as the daemon takes
+    connections again. Raises RequestError when the request fails and DaemonUnavailable when the daemon is
+    lost.
     """
 
-    def __init__(self, owner: object, connection: Connection, request: GenerateRequest) -> None:
+    def __init__(
+        self,
+        owner: object,
+        connect: Callable[[int | None], Connection],
+        request: GenerateRequest,
+    ) -> None:
         self._owner = owner  # its end would close the connection
-        self._connection = connection
-        self._request_id = request.client_request_id
         self._deadline_ms = request.deadline_ms
         self._guard_ns = guard_ns(request.deadline_ms, now_ns())
         params = request.sampling_params
         self._assembly = RequestAssembly(
-            self._request_id, params.n if params else 1, request.prompt
+            request.client_request_id, params.n if params else 1, request.prompt
         )
-        self._replies: SimpleQueue[Reply] = SimpleQueue()
+        self._exchange = RequestExchange(connect)
         self._open = True
         try:
-            connection.submit(self._request_id, request, self._replies.put)
+            self._exchange.send(request, self._guard_ns)
         except BaseException:
-            self._open = False
+            self.close()
             raise
 
     @property
@@ -72,7 +55,7 @@ class RequestStream:
         if not self._open:
             raise StopIteration
         try:
-            reply = receive(self._replies, self._connection, self._guard_ns)
+            reply = self._exchange.receive(self._guard_ns)
             if reply is None:
                 raise no_answer(self._deadline_ms)
             new = self._assembly.take(reply)
@@ -89,9 +72,9 @@ class RequestStream:
             return
         self._open = False
         if self._assembly.ended:
-            self._connection.forget(self._request_id)
+            self._exchange.forget(self._assembly.output.request_id)
         else:
-            self._connection.cancel(self._request_id)
+            self._exchange.close()
 
     def __enter__(self) -> Self:
         return self
@@ -106,4 +89,4 @@ class RequestStream:
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):
-            self._connection.cancel_soon(self._request_id)
+            self._exchange.close_soon()

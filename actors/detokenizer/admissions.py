@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pillion.actors.detokenizer.client_sessions import ClientSessions, Session
 from pillion.actors.detokenizer.logprob_columns import PromptLogprobTable
-from pillion.actors.detokenizer.open_requests import OpenQuestion, OpenRequest
+from pillion.actors.detokenizer.open_requests import OpenQuestion, OpenRequest, OpenSample
 from pillion.actors.detokenizer.prompt_jobs import (
     PreparedPrompt,
     PromptJob,
@@ -27,7 +27,7 @@ from pillion.actors.detokenizer.request_checks import (
     check_request_id,
     check_token_ids,
 )
-from pillion.actors.detokenizer.stop_strings import StopMatcher
+from pillion.actors.detokenizer.resumed_text import check_produced, replay_text, restore_progress
 from pillion.actors.detokenizer.text_model import TextModel
 from pillion.actors.detokenizer.token_sampling import resolve_sampling, sample_seeds
 from pillion.messages.base import RingMessage
@@ -93,12 +93,13 @@ class Admissions:
         self, session: Session, message: GenerateRequest, size_bytes: int, now_ns: int
     ) -> None:
         """Takes a request in. Raises RequestError if it is refused; nothing is kept of it then."""
-        self._check_entry(session, message.client_request_id)
+        self._check_entry(session, message.client_request_id, message.resume is not None)
         check_request(message, self._config.allow_request_templates)
         params = message.sampling_params or SamplingParams()
         deadline_ns = (
             None if message.deadline_ms is None else now_ns + message.deadline_ms * NS_PER_MS
         )
+        resume = message.resume
         request = OpenRequest(
             request_id=self._take_ids(params.n),
             session=session,
@@ -106,7 +107,7 @@ class Admissions:
             client_request_id=message.client_request_id,
             params=params,
             stream=message.stream,
-            arrival_ns=now_ns,
+            arrival_ns=now_ns if resume is None else now_ns - resume.elapsed_ms * NS_PER_MS,
             deadline_ns=deadline_ns,
             priority=message.priority,
             cache_salt=message.cache_salt,
@@ -114,6 +115,8 @@ class Admissions:
             return_prompt_token_ids=message.return_prompt_token_ids,
         )
         self._book.add(request)
+        if resume is not None:
+            restore_progress(request, resume)
         if deadline_ns is not None:
             heapq.heappush(self._deadlines, (deadline_ns, request.request_id))
         self._begin(request)
@@ -150,7 +153,7 @@ class Admissions:
             try:
                 if job.error is not None:
                     raise job.error
-                self._admit(request, job.result)
+                self._admit(request, *job.result)
             except RequestError as error:
                 self._book.fail(request, error)
 
@@ -200,15 +203,15 @@ class Admissions:
                 continue
             again = replace(
                 request.admitted,
-                produced_token_ids=[sample.token_ids.tobytes() for sample in request.samples],
-                finished=[
-                    sample.index for sample in request.samples if sample.finish_reason is not None
-                ],
+                produced_token_ids=_produced(request),
+                finished=_finished(request),
                 worker_epoch=self._lives["gpu_worker"],
             )
             self._outgoing.append(("scheduler", again))
 
-    def _check_entry(self, session: Session, client_request_id: str) -> None:
+    def _check_entry(
+        self, session: Session, client_request_id: str, is_resumed: bool = False
+    ) -> None:
         check_request_id(client_request_id)
         if client_request_id in session.requests or client_request_id in session.questions:
             raise InvalidRequest(
@@ -220,7 +223,8 @@ class Admissions:
             (self._config.max_num_seqs or 1) if geometry is None else geometry.max_num_seqs
         )
         limit = self._config.max_queued_requests + num_running
-        if self.num_open >= limit:
+        # Whoever was let in by an earlier edge has a place, also when new requests are here first.
+        if self.num_open >= limit * (2 if is_resumed else 1):
             raise RequestError(
                 f"{self.num_open} requests are open, which is the limit (max_queued_requests + max_num_seqs):"
                 " try again later",
@@ -256,7 +260,7 @@ class Admissions:
         match entry.message:
             case GenerateRequest() as message if isinstance(entry, OpenRequest):
                 entry.message = None  # the job holds it as long as it is needed
-                return partial(prepare_prompt, model, message, entry.params, geometry.max_model_len)
+                return partial(_prepare, model, geometry, message, entry)
             case TokenizeRequest() as message:
                 return partial(tokenize, model, message, geometry.max_model_len)
             case DetokenizeRequest() as message:
@@ -264,7 +268,9 @@ class Admissions:
             case other:
                 raise InvariantBroken(f"no preparation for {type(other).__name__}")
 
-    def _admit(self, request: OpenRequest, prompt: PreparedPrompt) -> None:
+    def _admit(
+        self, request: OpenRequest, prompt: PreparedPrompt, replayed: list[OpenSample]
+    ) -> None:
         model, geometry = self.model, self.geometry
         if model is None or geometry is None:
             raise InvariantBroken("a prompt was prepared without a model")
@@ -281,21 +287,18 @@ class Admissions:
             geometry.max_model_len,
         )
         request.user_stop_ids = frozenset(params.stop_token_ids or ())
-        if params.prompt_logprobs is not None:
+        if request.first_sent:  # and with it what was to be said of the prompt
+            sampling = replace(sampling, prompt_logprobs=None)
+        elif params.prompt_logprobs is not None:
             request.prompt_logprobs = PromptLogprobTable(count, params.prompt_logprobs)
-        for sample in request.samples:
+        running = [sample for sample in request.samples if sample.finish_reason is None]
+        check_produced(running, sampling.max_tokens)
+        for sample in running:
             self._book.samples[sample.sequence_id] = sample
-            if params.detokenize:
-                sample.text = model.tokenizer.stream(
-                    params.skip_special_tokens,
-                    params.spaces_between_special_tokens,
-                    frozenset() if prompt.answer is None else prompt.answer.markers,
-                )
-            if prompt.answer is not None:
-                sample.parsed = prompt.answer.output(sample.sequence_id, request.arrival_ns)
-                sample.parser = prompt.answer.parser(sample.parsed)
-            if params.stop_strings:
-                sample.matcher = StopMatcher(params.stop_strings)
+            if replayed:
+                sample.continue_text(replayed[sample.index])
+            else:
+                sample.begin_text(model.tokenizer, prompt.answer)
         self._book.counters["prompt_tokens"] += count
         request.admitted = NewRequest(
             epoch=self._epoch,
@@ -304,8 +307,8 @@ class Admissions:
             client_key=request.session.client_key,
             n=params.n,
             prompt_token_ids=pack_ids(prompt.token_ids),
-            produced_token_ids=[],
-            finished=[],
+            produced_token_ids=_produced(request) if request.first_sent else [],
+            finished=_finished(request),
             seeds=sample_seeds(params.seed, params.n),
             sampling=sampling,
             arrival_time_ns=request.arrival_ns,
@@ -328,3 +331,21 @@ class Admissions:
             question.session.session_id, question.message.client_request_id, error
         )
         self.end_question(question)
+
+
+def _prepare(
+    model: TextModel, geometry: EngineGeometry, message: GenerateRequest, request: OpenRequest
+) -> tuple[PreparedPrompt, list[OpenSample]]:
+    """The prompt's tokens and, of a request that is resumed, its samples as they were. Raises RequestError."""
+    prompt = prepare_prompt(model, message, request.params, geometry.max_model_len)
+    if message.resume is None:
+        return prompt, []
+    return prompt, replay_text(request, message.resume, model.tokenizer, prompt.answer, geometry)
+
+
+def _produced(request: OpenRequest) -> list[bytes]:
+    return [sample.token_ids.tobytes() for sample in request.samples]
+
+
+def _finished(request: OpenRequest) -> list[int]:
+    return [sample.index for sample in request.samples if sample.finish_reason is not None]

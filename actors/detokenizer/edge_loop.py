@@ -14,7 +14,7 @@ from pillion.actors.detokenizer.job_threads import JobThreads, return_free_memor
 from pillion.actors.detokenizer.prompt_jobs import PromptJob
 from pillion.actors.detokenizer.text_edge import TextEdge
 from pillion.actors.detokenizer.text_model import TextModel, load_text_model
-from pillion.messages.control import EngineFailed, StartPhase
+from pillion.messages.control import StartPhase
 from pillion.messages.inboxes import DetokenizerInbox, life_in
 from pillion.runtime.actor import actor_ready
 from pillion.runtime.channels import Inbox, Post
@@ -57,23 +57,12 @@ class EdgeLoop:
         self._load_model()
         try:
             await self._ended
-        except Exception as error:
-            self._tell_clients(error)
-            raise
         finally:
+            # If the edge has failed, its clients find their connections closed and go on at its next life.
             self._loop.remove_reader(self._inbox.fileno())
             await self._server.close()
             self._inbox.close()
             self._post.close()
-
-    def _tell_clients(self, error: Exception) -> None:
-        """What is open at an edge that fails ends with the cause, as far as the edge still works."""
-        failed = EngineFailed(message=f"the text edge failed: {error}")
-        try:
-            self._edge.on_message(failed, now_ns())
-        except Exception:
-            logger.exception("the clients could not be told")
-        self._server.send(self._edge.sessions.replies)
 
     def _guarded(self, function: Callable[..., None]) -> Callable[..., None]:
         """An event loop logs an exception of a callback and goes on; here it ends the actor."""

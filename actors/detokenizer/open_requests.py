@@ -3,11 +3,13 @@
 from array import array
 from dataclasses import dataclass, field
 
+from pillion.actors.detokenizer.answer_plan import AnswerPlan
 from pillion.actors.detokenizer.client_sessions import Session
 from pillion.actors.detokenizer.incremental import TextStream
 from pillion.actors.detokenizer.logprob_columns import LogprobRow, PromptLogprobTable
 from pillion.actors.detokenizer.parsed_output import OutputParser, OutputParts, ParsedOutput
 from pillion.actors.detokenizer.stop_strings import StopMatcher
+from pillion.actors.detokenizer.tokenizer import Tokenizer
 from pillion.messages.ids import FinishReason, RequestId, SequenceId
 from pillion.messages.requests import NewRequest
 from pillion.messages.sampling import SamplingParams
@@ -54,6 +56,26 @@ class OpenSample:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+
+    def begin_text(self, tokenizer: Tokenizer, answer: AnswerPlan | None) -> None:
+        """From now on its tokens become text, as its request wants it."""
+        params = self.request.params
+        if params.detokenize:
+            self.text = tokenizer.stream(
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+                frozenset() if answer is None else answer.markers,
+            )
+        if answer is not None:
+            self.parsed = answer.output(self.sequence_id, self.request.arrival_ns)
+            self.parser = answer.parser(self.parsed)
+        if params.stop_strings:
+            self.matcher = StopMatcher(params.stop_strings)
+
+    def continue_text(self, other: "OpenSample") -> None:
+        """Takes over the text of a sample that has taken the same tokens and sent what was certain."""
+        self.text, self.matcher = other.text, other.matcher
+        self.parser, self.parsed = other.parser, other.parsed
 
     def take(self, token_id: int) -> str | None:
         """One more token. Returns the stop string that its text completes, if any."""
@@ -146,8 +168,8 @@ class OpenRequest:
     return_prompt_token_ids: bool = False
     # What goes into the first chunk; that chunk waits until the table is full.
     prompt_logprobs: PromptLogprobTable | None = None
-    first_sent: bool = False
-    num_cached_tokens: int = 0
+    first_sent: bool = False  # perhaps by an earlier text edge
+    num_cached_tokens: int | None = None  # as its client was or will be told
     miss_reason: str = ""
     scheduled_ns: int = 0
     first_token_ns: int = 0

@@ -81,7 +81,8 @@ def lane_of(
         params = request.sampling_params
         if request.chat_template is not None:
             return "apart"
-        if request.prompt_token_ids is not None and not (params and params.bad_words):
+        has_text = request.prompt_token_ids is None or request.resume is not None
+        if not has_text and not (params and params.bad_words):
             return "inline"
     if size_bytes > QUICK_BYTES:
         return "long"

@@ -190,6 +190,8 @@ class RequestBook:
             error=sample.error,
             reasoning=parts.reasoning,
             tool_calls=parts.tool_calls,
+            num_cached_tokens=request.num_cached_tokens if is_first else None,
+            cache_miss_reason=request.miss_reason if is_first else "",
         )
 
     def _logprobs(self, sample: OpenSample) -> TokenLogprobs | None:
@@ -231,7 +233,7 @@ def _usage(request: OpenRequest) -> Usage:
     return Usage(
         prompt_tokens=0 if admitted is None else len(admitted.prompt_token_ids) // 4,
         completion_tokens=sum(len(sample.token_ids) for sample in request.samples),
-        cached_tokens=request.num_cached_tokens,
+        cached_tokens=request.num_cached_tokens or 0,
         cache_miss_reason=request.miss_reason,
     )
 

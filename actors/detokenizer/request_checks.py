@@ -1,16 +1,19 @@
 """What is wrong with a request, said with the field and its limit before any work is done for it."""
 
 from array import array
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pillion.actors.detokenizer.tool_use import read_tool_use
-from pillion.messages.text import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from pillion.messages.sampling import SamplingParams
+from pillion.messages.text import DetokenizeRequest, GenerateRequest, Resume, TokenizeRequest
 from pillion.runtime.errors import InvalidRequest, RequestError
 
 MAX_REQUEST_ID_CHARS: Final = 256
 MAX_SALT_CHARS: Final = 1024
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_MS: Final = 2**40
+MAX_MISS_REASON_CHARS: Final = 64
 # A text that is going to be truncated may be longer than the model takes, but not without bound.
 MAX_TRUNCATED_BYTES: Final = 4 * 1024 * 1024
 
@@ -25,7 +28,7 @@ def check_request_id(client_request_id: str) -> None:
 
 
 def check_request(request: GenerateRequest, allow_templates: bool) -> None:
-    """What can be checked without the model. Raises InvalidRequest or RequestError "unsupported"."""
+    """What can be checked without the model. Raises InvalidRequest."""
     _check_prompt_fields(request)
     if request.prompt_token_ids is not None and not len(request.prompt_token_ids):
         raise InvalidRequest(
@@ -49,13 +52,8 @@ def check_request(request: GenerateRequest, allow_templates: bool) -> None:
     if request.chat_template is not None:
         _check_template(request, allow_templates)
     _check_parsing(request)
-    if request.resume_from is not None and any(request.resume_from):
-        raise RequestError(
-            "resume_from: a request is cancelled when its connection closes, so nothing is left to resume;"
-            " send it again without resume_from",
-            "unsupported",
-            "resume_from",
-        )
+    if request.resume is not None:
+        _check_resume(request.resume, request.sampling_params or SamplingParams())
 
 
 def check_question(request: TokenizeRequest | DetokenizeRequest) -> None:
@@ -64,7 +62,7 @@ def check_question(request: TokenizeRequest | DetokenizeRequest) -> None:
         _check_prompt_fields(request)
 
 
-def check_token_ids(name: str, token_ids: list[int], vocab_size: int) -> None:
+def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """Raises InvalidRequest, naming the first id that is outside the vocabulary."""
     if not token_ids or 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         return
@@ -156,6 +154,41 @@ def _check_parsing(request: GenerateRequest) -> None:
             )
     elif request.tool_choice not in (None, "auto"):
         raise InvalidRequest("tool_choice needs parse_output", "tool_choice")
+
+
+def _check_resume(resume: Resume, params: SamplingParams) -> None:
+    samples = resume.samples
+    if len(samples) != params.n:
+        raise InvalidRequest(
+            f"resume must say of each of the {params.n} samples what has come, got {len(samples)}",
+            "resume",
+        )
+    if all(sample.finish_reason is not None for sample in samples):
+        raise InvalidRequest("resume: every sample has finished, nothing is left to send", "resume")
+    if params.seed is None and any(sample.token_ids for sample in samples):
+        raise InvalidRequest(
+            "resume needs the seed that the request began with: without one the rest would be drawn with other"
+            " noise than the beginning",
+            "seed",
+        )
+    for index, sample in enumerate(samples):
+        if len(sample.token_ids) % 4:
+            raise InvalidRequest(
+                f"resume: token_ids of sample {index} must be packed int32, got {len(sample.token_ids)} bytes",
+                "resume",
+            )
+        if sample.num_chars < 0:
+            raise InvalidRequest(f"resume: num_chars of sample {index} is negative", "resume")
+    if not 0 <= resume.elapsed_ms <= MAX_DEADLINE_MS or (resume.num_cached_tokens or 0) < 0:
+        raise InvalidRequest(
+            f"resume: elapsed_ms must be between 0 and {MAX_DEADLINE_MS} and num_cached_tokens not negative, got"
+            f" {resume.elapsed_ms} and {resume.num_cached_tokens}",
+            "resume",
+        )
+    if len(resume.cache_miss_reason) > MAX_MISS_REASON_CHARS:
+        raise InvalidRequest(
+            f"resume: cache_miss_reason may have {MAX_MISS_REASON_CHARS} characters", "resume"
+        )
 
 
 def _check_template(request: GenerateRequest, allow_templates: bool) -> None:

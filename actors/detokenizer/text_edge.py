@@ -290,8 +290,9 @@ class TextEdge:
         request = sample.request
         if not request.scheduled_ns:
             request.scheduled_ns = now_ns
-            request.num_cached_tokens = message.num_cached_tokens
-            request.miss_reason = message.miss_reason
+            if request.num_cached_tokens is None:
+                request.num_cached_tokens = message.num_cached_tokens
+                request.miss_reason = message.miss_reason
 
     def _on_rejected(self, message: RequestRejected) -> None:
         request = self._book.requests.get(message.request_id)

@@ -1,19 +1,17 @@
 """The model's answers to the prompts of one HTTP request, chunk by chunk."""
 
-import asyncio
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 from pillion.actors.gateway.daemon_link import DaemonLink
 from pillion.actors.gateway.request_timing import RequestTiming
+from pillion.messages.inboxes import DaemonToClient
 from pillion.messages.text import GenerateChunk, GenerateRequest, RequestFailed
-from pillion.runtime.async_connection import AsyncConnection
-from pillion.runtime.client_connection import ConnectionLost, Reply
+from pillion.runtime.async_request_exchange import AsyncRequestExchange
 from pillion.runtime.client_requests import error_of
-from pillion.runtime.errors import DaemonUnavailable, RequestError
+from pillion.runtime.errors import RequestError
 
 # More prompts than this wait here, so that one body cannot fill the daemon's queue.
 MAX_IN_FLIGHT: Final = 64
@@ -29,13 +27,11 @@ class Answers:
         self, link: DaemonLink, requests: Sequence[GenerateRequest], timing: RequestTiming
     ) -> None:
         """All requests have the same number of samples."""
-        self._link = link
+        self._exchange = AsyncRequestExchange(link.connection)
         self._timing = timing
         self._waiting = deque(enumerate(requests))
-        self._open: dict[int, tuple[str, int]] = {}  # prompt -> request id, samples that go on
-        self._replies: list[tuple[int, Reply]] = []
-        self._arrival: asyncio.Future[None] | None = None
-        self._connection: AsyncConnection | None = None
+        self._prompts: dict[str, int] = {}  # by request id
+        self._num_left: dict[int, int] = {}  # prompt -> samples that go on
         self._error: Exception | None = None
 
     async def next(self) -> list[PromptChunk]:
@@ -47,13 +43,12 @@ class Answers:
         while True:
             if self._error is not None:
                 raise self._error
-            if not self._open and not self._replies:
+            if not self._num_left:
                 return []
-            if not self._replies:
-                self._arrival = asyncio.get_running_loop().create_future()
-                await self._arrival
-            replies, self._replies = self._replies, []
-            chunks = self._take(replies)
+            first = await self._exchange.receive(None)
+            if first is None:
+                continue
+            chunks = self._take([first, *self._exchange.receive_more()])
             if chunks:
                 return chunks
 
@@ -67,59 +62,40 @@ class Answers:
         traceback: TracebackType | None,
     ) -> None:
         self._waiting.clear()
-        for request_id, _ in self._open.values():
-            if self._connection is not None:
-                self._connection.cancel(request_id)
-        self._open.clear()
+        self._exchange.close()
 
     async def _submit(self) -> None:
-        while self._waiting and len(self._open) < MAX_IN_FLIGHT:
-            # The connection of the first request: chunks of two could not be told apart.
-            if self._connection is None:
-                self._connection = await self._link.connection()
+        while self._waiting and len(self._num_left) < MAX_IN_FLIGHT:
             prompt, request = self._waiting.popleft()
             params = request.sampling_params
-            self._open[prompt] = (request.client_request_id, params.n if params else 1)
-            await self._connection.submit(
-                request.client_request_id, request, partial(self._on_reply, prompt)
-            )
+            self._prompts[request.client_request_id] = prompt
+            self._num_left[prompt] = params.n if params else 1
+            await self._exchange.send(request)
 
-    def _on_reply(self, prompt: int, reply: Reply) -> None:
-        self._replies.append((prompt, reply))
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    def _take(self, replies: list[tuple[int, Reply]]) -> list[PromptChunk]:
+    def _take(self, replies: Sequence[DaemonToClient]) -> list[PromptChunk]:
         chunks: list[PromptChunk] = []
-        for prompt, reply in replies:
-            if isinstance(reply, GenerateChunk):
-                self._timing.note_chunk(reply)
-                if reply.finish_reason == "error":
-                    self._error = RequestError(reply.error or "the request failed in the daemon")
-                    break
-                chunks.append((prompt, reply))
-                if reply.finish_reason is not None:
-                    self._end_sample(prompt)
-            else:
+        for reply in replies:
+            if not isinstance(reply, GenerateChunk):
                 self._error = _error_of(reply)
-                if isinstance(reply, RequestFailed):
-                    self._open.pop(prompt, None)
                 break
+            self._timing.note_chunk(reply)
+            if reply.finish_reason == "error":
+                self._error = RequestError(reply.error or "the request failed in the daemon")
+                break
+            prompt = self._prompts[reply.client_request_id]
+            chunks.append((prompt, reply))
+            if reply.finish_reason is not None:
+                self._end_sample(prompt, reply.client_request_id)
         return chunks
 
-    def _end_sample(self, prompt: int) -> None:
-        request_id, num_left = self._open[prompt]
-        if num_left > 1:
-            self._open[prompt] = (request_id, num_left - 1)
-            return
-        del self._open[prompt]
-        if self._connection is not None:
-            self._connection.forget(request_id)
+    def _end_sample(self, prompt: int, request_id: str) -> None:
+        self._num_left[prompt] -= 1
+        if not self._num_left[prompt]:
+            del self._num_left[prompt]
+            self._exchange.forget(request_id)
 
 
-def _error_of(reply: Reply) -> Exception:
+def _error_of(reply: DaemonToClient) -> Exception:
     if isinstance(reply, RequestFailed):
         return error_of(reply)
-    if isinstance(reply, ConnectionLost):
-        return DaemonUnavailable(reply.reason)
     return RequestError(f"the daemon answered a generation with {type(reply).__name__}")

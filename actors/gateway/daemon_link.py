@@ -9,20 +9,23 @@ from typing import Final, TypeVar
 from pillion.messages.control import EngineGeometry
 from pillion.messages.text import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 from pillion.runtime.async_connection import AsyncConnection
-from pillion.runtime.async_request_stream import receive
-from pillion.runtime.client_connection import Reply
+from pillion.runtime.async_request_exchange import AsyncRequestExchange
 from pillion.runtime.client_requests import expect_reply
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import DaemonUnavailable, RequestError
+from pillion.runtime.patience import Patience
+from pillion.runtime.resumable import Question
 
 CONNECT_TIMEOUT_S: Final = 2.0
+REATTACH_TIMEOUT_S: Final = 60.0
 QUESTION_TIMEOUT_S: Final = 60.0
 
 _Answer = TypeVar("_Answer", TokenizeReply, DetokenizeReply)
 
 
 class DaemonLink:
-    """One connection that carries the requests of all HTTP clients; opened again when it was lost."""
+    """One connection that carries the requests of all HTTP clients; opened again when it was lost, and what is
+    open then goes on."""
 
     def __init__(self, path: Path) -> None:
         self.geometry: EngineGeometry | None = None  # once the weights are loaded
@@ -36,8 +39,20 @@ class DaemonLink:
         """An id that no other request of this connection has."""
         return str(next(self._ids))
 
-    async def connection(self) -> AsyncConnection:
-        """The connection. Raises DaemonUnavailable, also while the daemon stops."""
+    async def connection(self, until_ns: int | None = None) -> AsyncConnection:
+        """A living connection; a text edge that is being replaced is waited for.
+
+        Raises DaemonUnavailable when that takes too long, and at once while the daemon stops.
+        """
+        latest_ns = now_ns() + int(REATTACH_TIMEOUT_S * NS_PER_S)
+        patience = Patience(self._path, min(latest_ns, until_ns or latest_ns))
+        while True:
+            try:
+                return await self._connect_once()
+            except DaemonUnavailable as error:
+                await asyncio.sleep(patience.pause_s(error, now_ns()))
+
+    async def _connect_once(self) -> AsyncConnection:
         if self.closed_because is not None:
             raise DaemonUnavailable(self.closed_because)
         connection = self._connection
@@ -53,7 +68,7 @@ class DaemonLink:
     async def why_not_ready(self) -> str | None:
         """None if a request would run now, else the reason why not."""
         try:
-            connection = await self.connection()
+            connection = await self._connect_once()
         except (DaemonUnavailable, RequestError) as error:
             return str(error)
         if self.geometry is None and not connection.welcome.ready:
@@ -83,16 +98,13 @@ class DaemonLink:
     async def _ask(
         self, request: TokenizeRequest | DetokenizeRequest, kind: type[_Answer]
     ) -> _Answer:
-        connection = await self.connection()
-        replies: asyncio.Queue[Reply] = asyncio.Queue()
         until = now_ns() + int(QUESTION_TIMEOUT_S * NS_PER_S)
-        request_id = request.client_request_id
-        reply: Reply | None = None
+        exchange = AsyncRequestExchange(self.connection)
         try:
-            await connection.submit(request_id, request, replies.put_nowait)
-            reply = await receive(replies, until)
+            await exchange.send(Question(request), until)
+            reply = await exchange.receive(until)
+            if reply is not None:
+                exchange.forget(request.client_request_id)
         finally:
-            if reply is None:
-                connection.cancel(request_id)
-            connection.forget(request_id)
+            exchange.close()
         return expect_reply(reply, kind, QUESTION_TIMEOUT_S)

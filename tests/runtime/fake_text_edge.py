@@ -6,8 +6,9 @@ streamed: one chunk). Words in capitals make it do something else, see `_answer`
 
 import asyncio
 import contextlib
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,12 @@ class FakeTextEdge:
     def __init__(self, path: Path, *, greeting: str = "welcome") -> None:
         self.path = path
         self.greeting = greeting
+        self.model_name = "fake"
         self.requests: list[GenerateRequest] = []
         self.hellos: list[Hello] = []
         self.cancelled: list[str] = []
         self.num_refused = 0
+        self.hang_up_after: int | None = None  # so many more chunks of ordinary answers
         self.most_in_flight = 0
         self.num_closed = 0
         self._changed = threading.Condition()
@@ -193,7 +196,7 @@ class FakeTextEdge:
         welcome = Welcome(
             protocol_version=PROTOCOL_VERSION,
             version="0",
-            model_name="fake",
+            model_name=self.model_name,
             ready=True,
             max_model_len=100,
             vocab_size=1000,
@@ -261,11 +264,15 @@ class FakeTextEdge:
                 GenerateChunk(client_request_id=request_id, index=7, finish_reason="stop")
             )
         elif command == "NEVER":
-            await session.send(
-                GenerateChunk(
-                    client_request_id=request_id, index=0, text="so far", token_ids=pack_ids([1])
+            if not num_received(request, 0):
+                await session.send(
+                    GenerateChunk(
+                        client_request_id=request_id,
+                        index=0,
+                        text="so far",
+                        token_ids=pack_ids([1]),
+                    )
                 )
-            )
             await asyncio.Event().wait()
         elif command == "MUTE":
             await asyncio.Event().wait()
@@ -332,10 +339,18 @@ class FakeTextEdge:
         params = request.sampling_params
         num_samples = params.n if params else 1
         for index in range(num_samples):
-            pieces = [[word] for word in words] if request.stream else [words]
-            offset = 0
+            if has_finished(request, index):
+                continue
+            offset = num_received(request, index)
+            rest = words[offset:]
+            pieces = [[word] for word in rest] if request.stream else [rest]
             for number, piece in enumerate(pieces):
+                if self.hang_up_after == 0:
+                    self.hang_up_after = None
+                    session.hang_up()
+                    return
                 last = number == len(pieces) - 1
+                is_first = not index and not offset
                 await session.send(
                     GenerateChunk(
                         client_request_id=request.client_request_id,
@@ -346,16 +361,39 @@ class FakeTextEdge:
                         finish_reason="stop" if last else None,
                         prompt_token_ids=(
                             pack_ids([7, 8, 9])
-                            if request.return_prompt_token_ids and not index and not number
+                            if request.return_prompt_token_ids and is_first
                             else None
                         ),
                         logprobs=_logprobs(piece) if params and params.logprobs else None,
                         usage=_usage(words) if last and index == num_samples - 1 else None,
                         times=_TIMES if last and index == num_samples - 1 else None,
+                        num_cached_tokens=2 if is_first else None,
+                        cache_miss_reason="short" if is_first else "",
                     )
                 )
                 offset += len(piece)
+                if self.hang_up_after is not None:
+                    self.hang_up_after -= 1
                 await asyncio.sleep(0)
+
+
+@contextlib.contextmanager
+def fake_launcher(client_socket: Path) -> Iterator[None]:
+    """Somebody listens at the control socket beside it, so that the daemon seems to live."""
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(str(client_socket.parent / "control.sock"))
+        control.listen(64)
+        yield
+
+
+def num_received(request: GenerateRequest, index: int) -> int:
+    """Tokens of a sample that the client says it has."""
+    return len(request.resume.samples[index].token_ids) // 4 if request.resume else 0
+
+
+def has_finished(request: GenerateRequest, index: int) -> bool:
+    """Whether the client says that it has all of a sample."""
+    return request.resume is not None and request.resume.samples[index].finish_reason is not None
 
 
 _TIMES = RequestTimes(scheduled_ms=1.0, first_token_ms=2.0, finished_ms=3.0, first_step_ms=0.5)

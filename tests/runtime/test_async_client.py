@@ -116,8 +116,8 @@ async def test_leaving_a_stream_cancels(client: AsyncClient, edge: FakeTextEdge)
     await seen(edge, "the cancel of a dropped stream", 4)
 
 
-@pytest.mark.parametrize("prompt", ["HANGUP", "NOISE", "HUGE"])
-async def test_a_lost_connection_ends_every_request_at_once(
+@pytest.mark.parametrize("prompt", ["NOISE", "HUGE"])
+async def test_nonsense_from_the_daemon_ends_every_request_at_once(
     client: AsyncClient, edge: FakeTextEdge, prompt: str
 ) -> None:
     other = asyncio.create_task(client.generate(["MUTE", "MUTE"]))

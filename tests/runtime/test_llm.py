@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_text_edge import FakeTextEdge
+from msgspec.structs import replace
 
 import pillion
 from pillion import LLM, SamplingParams
@@ -121,7 +122,9 @@ def test_many_prompts_keep_their_order(llm: LLM, daemons: list[FakeDaemonProcess
 
 def test_sampling_params(llm: LLM, daemons: list[FakeDaemonProcess]) -> None:
     llm.generate("a", use_tqdm=False)
-    assert daemons[0].edge.requests[-1].sampling_params == SamplingParams()
+    params = daemons[0].edge.requests[-1].sampling_params
+    assert params is not None
+    assert replace(params, seed=None) == SamplingParams()
     outputs = llm.generate(["a", "b"], [SamplingParams(n=1), SamplingParams(n=2)], use_tqdm=False)
     assert [len(output.outputs) for output in outputs] == [1, 2]
     assert llm.get_default_sampling_params() == SamplingParams()

@@ -407,16 +407,15 @@ def test_a_model_without_a_tokenizer_fails_with_its_cause(run_dir: RunDir, tmp_p
     edge.close()
 
 
-def test_an_edge_that_fails_tells_its_clients(run_dir: RunDir, smollm2_path: Path) -> None:
+def test_an_edge_that_fails_leaves_its_clients_to_its_next_life(
+    run_dir: RunDir, smollm2_path: Path
+) -> None:
     edge = EdgeProcess(run_dir, smollm2_path)
     edge.ready()
     client = RawClient(run_dir.client_socket)
     client.send(GenerateRequest(client_request_id="r", prompt="x"))
     request = edge.admitted()
     edge.step([(request.request_id, 5, 28)])  # tokens are missing before it: an invariant is broken
-    failure = client.receive()
-    assert isinstance(failure, RequestFailed)
-    assert (failure.client_request_id, failure.code) == ("r", "internal")
     assert client.receive() is None
     assert "InvariantBroken" in edge.heard(ActorFailed).message
     assert edge.process.wait(DEADLINE_S) == 1

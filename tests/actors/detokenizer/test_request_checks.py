@@ -78,7 +78,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"prompt": "y" * 65}, "prompt", "the model takes 64"),
     ({"prompt": "y" * 100_000}, "prompt", "100000 bytes"),
-    ({"prompt": "x", "resume_from": [3]}, "resume_from", "resume"),
 ]
 PARAMS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids", str(VOCAB_SIZE - 1)),
@@ -123,10 +122,6 @@ def test_bad_words_become_tokens_with_and_without_a_space(rig: EdgeRig) -> None:
     assert admitted.sampling.bad_words == [
         tokenizer.encode(word, False) for word in ("the", " the", "zq", " zq")
     ]
-
-
-def test_a_request_that_has_received_nothing_may_be_resumed(rig: EdgeRig) -> None:
-    rig.generate(resume_from=[0])
 
 
 def test_a_long_text_to_be_truncated_is_tokenized(rig: EdgeRig) -> None:

@@ -36,7 +36,7 @@ async def start_rig(short_root: Path) -> AsyncIterator[StartRig]:
         run_dir = RunDir(short_root)
         gateway = Gateway(config, run_dir)  # may raise, and the edge is a thread
         edge = FakeTextEdge(run_dir.client_socket)
-        gateway.link.geometry = geometry()
+        gateway.link.geometry = geometry(1)
         server = HttpServer(make_app(gateway))
         rig = GatewayRig(gateway, edge, short_root / "h.sock")
         await server.listen_unix(rig.path)

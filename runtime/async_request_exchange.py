@@ -1,0 +1,117 @@
+"""The requests of one caller and their replies, on whichever connection carries them; for asyncio."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from pillion.messages.inboxes import DaemonToClient
+from pillion.messages.text import GenerateChunk, GenerateRequest, RequestFailed
+from pillion.runtime.async_connection import AsyncConnection
+from pillion.runtime.client_connection import ConnectionLost, Reply
+from pillion.runtime.clock import NS_PER_S, now_ns
+from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.resumable import Question, Resumable, check_same_model, lost_for_good
+
+
+class AsyncRequestExchange:
+    """Sends requests and receives their replies. After a lost connection it asks for the rest on another."""
+
+    def __init__(self, connect: Callable[[int | None], Awaitable[AsyncConnection]]) -> None:
+        """`connect` gives a living connection, at the latest at the time that it is told, or raises."""
+        self._connect = connect
+        self._connection: AsyncConnection | None = None
+        self._open: dict[str, Resumable | Question] = {}
+        self._replies: asyncio.Queue[Reply] = asyncio.Queue()
+
+    async def send(self, message: GenerateRequest | Question, until_ns: int | None = None) -> None:
+        """Sends a request. Raises DaemonUnavailable, and InvalidRequest for what cannot be sent."""
+        entry = Resumable(message, now_ns()) if isinstance(message, GenerateRequest) else message
+        request_id = entry.request.client_request_id
+        if self._connection is None:
+            self._connection = await self._connect(until_ns)
+        self._open[request_id] = entry
+        try:
+            await self._connection.submit(request_id, entry.request, self._replies.put_nowait)
+        except DaemonUnavailable as error:
+            await self._attach_again(ConnectionLost(str(error), not error.may_pass), until_ns)
+        except BaseException:
+            self.forget(request_id)
+            raise
+
+    async def receive(self, until_ns: int | None) -> DaemonToClient | None:
+        """The next reply to any of the requests, or None when `until_ns` has come.
+
+        Raises DaemonUnavailable when the connection was lost and no other can be had.
+        """
+        while True:
+            timeout = None if until_ns is None else max(0.0, (until_ns - now_ns()) / NS_PER_S)
+            try:
+                async with asyncio.timeout(timeout):
+                    reply = await self._replies.get()
+            except TimeoutError:
+                return None
+            if not isinstance(reply, ConnectionLost):
+                return self._noted(reply)
+            await self._attach_again(reply, until_ns)
+
+    def receive_more(self) -> list[DaemonToClient]:
+        """Replies that are there already, up to the loss of a connection."""
+        replies: list[DaemonToClient] = []
+        while not self._replies.empty():
+            reply = self._replies.get_nowait()
+            if isinstance(reply, ConnectionLost):
+                # Behind it comes nothing; the next `receive` must find it.
+                self._replies = asyncio.Queue()
+                self._replies.put_nowait(reply)
+                break
+            replies.append(self._noted(reply))
+        return replies
+
+    def forget(self, request_id: str) -> None:
+        """The request is over."""
+        self._open.pop(request_id, None)
+        if self._connection is not None:
+            self._connection.forget(request_id)
+
+    def close(self) -> None:
+        """Cancels what is open."""
+        while self._open:
+            request_id, _ = self._open.popitem()
+            if self._connection is not None:
+                self._connection.cancel(request_id)
+
+    def close_soon(self) -> None:
+        """As `close`, from a destructor."""
+        while self._open:
+            request_id, _ = self._open.popitem()
+            if self._connection is not None:
+                self._connection.cancel_soon(request_id)
+
+    def _noted(self, reply: DaemonToClient) -> DaemonToClient:
+        if isinstance(reply, GenerateChunk):
+            entry = self._open.get(reply.client_request_id)
+            if entry is not None:
+                entry.note(reply)
+        elif isinstance(reply, RequestFailed):
+            self.forget(reply.client_request_id)
+        return reply
+
+    async def _attach_again(self, lost: ConnectionLost, until_ns: int | None) -> None:
+        """Sends everything that is open again, on a connection that stays alive as long as that takes."""
+        while True:
+            if lost.final:
+                raise lost.error()
+            model_name = self._connection.welcome.model_name if self._connection else None
+            try:
+                connection = await self._connect(until_ns)
+            except DaemonUnavailable as error:
+                raise lost_for_good(lost, error) from error
+            check_same_model(model_name, connection.welcome)
+            self._connection = connection
+            self._replies = asyncio.Queue()
+            try:
+                for request_id, entry in list(self._open.items()):
+                    again = entry.again(lost.reason, now_ns())
+                    await connection.submit(request_id, again, self._replies.put_nowait)
+                return
+            except DaemonUnavailable as error:
+                lost = ConnectionLost(str(error), not error.may_pass)

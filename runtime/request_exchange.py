@@ -1,0 +1,115 @@
+"""The requests of one caller and their replies, on whichever connection carries them; for threads."""
+
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from pillion.messages.inboxes import DaemonToClient
+from pillion.messages.text import GenerateChunk, GenerateRequest, RequestFailed
+from pillion.runtime.client_connection import Connection, ConnectionLost, Reply
+from pillion.runtime.clock import NS_PER_S, now_ns
+from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.resumable import Question, Resumable, check_same_model, lost_for_good
+
+
+class RequestExchange:
+    """Sends requests and receives their replies. After a lost connection it asks for the rest on another.
+
+    Not to be shared by threads.
+    """
+
+    def __init__(self, connect: Callable[[int | None], Connection]) -> None:
+        """`connect` gives a living connection, at the latest at the time that it is told, or raises."""
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._open: dict[str, Resumable | Question] = {}
+        # One for each connection: a late reply of a connection that is lost must not be taken for one of the
+        # next connection's.
+        self._replies: SimpleQueue[Reply] = SimpleQueue()
+
+    def send(self, message: GenerateRequest | Question, until_ns: int | None = None) -> None:
+        """Sends a request. Raises DaemonUnavailable, and InvalidRequest for what cannot be sent."""
+        entry = Resumable(message, now_ns()) if isinstance(message, GenerateRequest) else message
+        request_id = entry.request.client_request_id
+        if self._connection is None:
+            self._connection = self._connect(until_ns)
+        self._open[request_id] = entry
+        try:
+            self._connection.submit(request_id, entry.request, self._replies.put)
+        except DaemonUnavailable as error:
+            self._attach_again(ConnectionLost(str(error), not error.may_pass), until_ns)
+        except BaseException:
+            self.forget(request_id)
+            raise
+
+    def receive(self, until_ns: int | None) -> DaemonToClient | None:
+        """The next reply to any of the requests, or None when `until_ns` has come.
+
+        Raises DaemonUnavailable when the connection was lost and no other can be had.
+        """
+        while True:
+            reply = self._next_reply(until_ns)
+            if isinstance(reply, ConnectionLost):
+                self._attach_again(reply, until_ns)
+                continue
+            if isinstance(reply, GenerateChunk):
+                entry = self._open.get(reply.client_request_id)
+                if entry is not None:
+                    entry.note(reply)
+            elif isinstance(reply, RequestFailed):
+                self.forget(reply.client_request_id)
+            return reply
+
+    def forget(self, request_id: str) -> None:
+        """The request is over."""
+        self._open.pop(request_id, None)
+        if self._connection is not None:
+            self._connection.forget(request_id)
+
+    def close(self) -> None:
+        """Cancels what is open."""
+        while self._open:
+            request_id, _ = self._open.popitem()
+            if self._connection is not None:
+                self._connection.cancel(request_id)
+
+    def close_soon(self) -> None:
+        """As `close`, from a destructor."""
+        while self._open:
+            request_id, _ = self._open.popitem()
+            if self._connection is not None:
+                self._connection.cancel_soon(request_id)
+
+    def _next_reply(self, until_ns: int | None) -> Reply | None:
+        # Read before the queue: a reply that is there counts, also when the connection is lost since. After
+        # a fork nobody would fill the queue any more.
+        lost = None if self._connection is None else self._connection.lost
+        try:
+            return self._replies.get_nowait()
+        except Empty:
+            if lost is not None:
+                return lost
+        timeout = None if until_ns is None else max(0.0, (until_ns - now_ns()) / NS_PER_S)
+        try:
+            return self._replies.get(timeout=timeout)
+        except Empty:
+            return None
+
+    def _attach_again(self, lost: ConnectionLost, until_ns: int | None) -> None:
+        """Sends everything that is open again, on a connection that stays alive as long as that takes."""
+        while True:
+            if lost.final:
+                raise lost.error()
+            model_name = self._connection.welcome.model_name if self._connection else None
+            try:
+                self._connection = self._connect(until_ns)
+            except DaemonUnavailable as error:
+                raise lost_for_good(lost, error) from error
+            check_same_model(model_name, self._connection.welcome)
+            self._replies = SimpleQueue()
+            try:
+                for request_id, entry in self._open.items():
+                    again = entry.again(lost.reason, now_ns())
+                    self._connection.submit(request_id, again, self._replies.put)
+                return
+            except DaemonUnavailable as error:
+                lost = ConnectionLost(str(error), not error.may_pass)
