@@ -57,6 +57,17 @@ def start_worker(
     end_phase: Callable[[str], None],
     progress: Progress | None = None,
 ) -> tuple[Worker, EngineGeometry]:
+    """A worker that has run a step; as `start_stages`."""
+    stages, geometry = start_stages(config, epoch, end_phase, progress)
+    return stages.worker(epoch, config.steps_in_flight), geometry
+
+
+def start_stages(
+    config: EngineConfig,
+    epoch: int,
+    end_phase: Callable[[str], None],
+    progress: Progress | None = None,
+) -> tuple[Stages, EngineGeometry]:
     """Loads the model, sizes the KV pool and runs a first step; `end_phase` hears what is done.
 
     On the CPU, where a step may take long, each layer of it is stamped in `progress`.
@@ -110,8 +121,7 @@ def start_worker(
     flags = fault_flags_of(config, "gpu_worker")
     if flags:
         stages = replace(stages, executor=FaultyExecutor(loaded.model, kv_cache, flags))
-    geometry = _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
-    return stages.worker(epoch, config.steps_in_flight), geometry
+    return stages, _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
 
 
 def _measured_cuda_limits(

@@ -9,7 +9,7 @@ from pillion.messages.sampling import TokenSampling
 from pillion.messages.steps import NewSequence, StepPlan
 
 _EPOCH: Final = 1
-_GREEDY: Final = TokenSampling(
+GREEDY: Final = TokenSampling(
     temperature=0.0,
     top_k=0,
     top_p=1.0,
@@ -73,7 +73,7 @@ def warm_up(stages: Stages, limits: WorkerLimits, block_size: int, num_prefill_t
                 num_prompt_tokens=length,
                 num_computed_tokens=0,
                 block_ids=[pack_ids(range(next_block, next_block + num_blocks))],
-                sampling=_EVERYTHING if is_largest or slot == 0 else _GREEDY,
+                sampling=_EVERYTHING if is_largest or slot == 0 else GREEDY,
             )
         )
         next_block += num_blocks

@@ -9,17 +9,17 @@ from typing import Final
 
 from pillion.messages.control import DaemonStatus
 from pillion.runtime.bench.engine import (
-    Timing,
     client_of,
     geometry_of,
     private_daemon,
     random_prompt,
+    seconds_per_step,
     status_of,
     timed,
     together,
 )
 from pillion.runtime.bench.limits import DeviceLimits, measure_limits
-from pillion.runtime.bench.report import Report
+from pillion.runtime.bench.report import Report, quantile
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.daemon import DaemonProcess
 
@@ -59,7 +59,7 @@ def latency(
                         ]
                         runs.append(await together(client, prompts, num_output))
                     first_s = statistics.median(max(t.first_token_s for t in run) for run in runs)
-                    step_s = statistics.median(_seconds_per_step(run) for run in runs)
+                    step_s = statistics.median(seconds_per_step(run) for run in runs)
                     context = num_input + num_output // 2
                     limit_s = limits.step_s(geometry, batch, batch * context)
                     report.rows.append(
@@ -199,22 +199,14 @@ def ring(config: EngineConfig, num_requests: int) -> Report:
         ("everything else", lambda pair: pair[0] - pair[1]),
     ]
     for name, pick in columns:
-        values = sorted(pick(pair) * 1e3 for pair in pairs)
-        report.rows.append([name, *(values[int(q * (len(values) - 1))] for q in (0.5, 0.9, 0.99))])
+        values = [pick(pair) * 1e3 for pair in pairs]
+        report.rows.append([name, *(quantile(values, q) for q in (0.5, 0.9, 0.99))])
     return report
 
 
 async def _one_answer(daemon: DaemonProcess, num_tokens: int) -> None:
     async with client_of(daemon) as client:
         await timed(client, [1], num_tokens)
-
-
-def _seconds_per_step(run: Sequence[Timing]) -> float:
-    """Of a batch that started together: from everyone's first token to the first one's end."""
-    start = max(timing.first_token_s for timing in run)
-    end = min(timing.last_token_s for timing in run)
-    steps = min(sum(start < at <= end for at in timing.arrivals_s) for timing in run)
-    return (end - start) / max(steps, 1)
 
 
 def _describe(report: Report, status: DaemonStatus, limits: DeviceLimits) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,6 +16,7 @@ from pillion.runtime.async_client import AsyncClient, ask_status
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.daemon import DaemonProcess, locate_model, start_daemon
 from pillion.runtime.errors import PillionError
+from pillion.runtime.outputs import RequestMetrics
 
 STATUS_TIMEOUT_S = 5.0
 
@@ -72,22 +73,30 @@ def random_prompt(rng: random.Random, vocab_size: int, num_tokens: int) -> list[
 
 async def timed(client: AsyncClient, prompt: list[int], num_output_tokens: int) -> Timing:
     """Streams one greedy answer of exactly this length. Raises PillionError if it comes out shorter."""
-    params = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True)
     arrivals: list[float] = []
-    num_tokens = 0
     start = time.perf_counter()
+    metrics = await stream_arrivals(client, prompt, num_output_tokens, arrivals)
+    if len(arrivals) != num_output_tokens:
+        raise PillionError(f"asked for {num_output_tokens} tokens, got {len(arrivals)}")
+    first_step_s = (metrics.first_step_s if metrics is not None else None) or 0.0
+    since_start = [at - start for at in arrivals]
+    return Timing(since_start[0], since_start[-1], len(arrivals), first_step_s, since_start)
+
+
+async def stream_arrivals(
+    client: AsyncClient, prompt: list[int], num_output_tokens: int, arrivals: list[float]
+) -> RequestMetrics | None:
+    """Streams one greedy answer and notes when each token came. Returns what the daemon says of it.
+
+    Writes: `arrivals`, seconds of time.perf_counter(), while the answer grows.
+    """
+    params = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True)
     stream = await client.generate(prompt, params, stream=True)
     async with stream:
         async for new in stream:
-            now = time.perf_counter() - start
-            got = sum(len(sample.token_ids) for sample in new.outputs)
-            num_tokens += got
-            arrivals += [now] * got
-    if num_tokens != num_output_tokens:
-        raise PillionError(f"asked for {num_output_tokens} tokens, got {num_tokens}")
-    metrics = stream.output.metrics
-    first_step_s = (metrics.first_step_s if metrics is not None else None) or 0.0
-    return Timing(arrivals[0], arrivals[-1], num_tokens, first_step_s, arrivals)
+            now = time.perf_counter()
+            arrivals += [now] * sum(len(sample.token_ids) for sample in new.outputs)
+    return stream.output.metrics
 
 
 async def together(
@@ -97,3 +106,11 @@ async def together(
     return list(
         await asyncio.gather(*(timed(client, prompt, num_output_tokens) for prompt in prompts))
     )
+
+
+def seconds_per_step(run: Sequence[Timing]) -> float:
+    """Of a batch that started together: from everyone's first token to the first one's end."""
+    start = max(timing.first_token_s for timing in run)
+    end = min(timing.last_token_s for timing in run)
+    steps = min(sum(start < at <= end for at in timing.arrivals_s) for timing in run)
+    return (end - start) / max(steps, 1)

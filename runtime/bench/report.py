@@ -3,6 +3,7 @@
 import json
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,11 @@ class Report:
         figure.suptitle(self.title)
         figure.tight_layout()
         figure.savefig(path, dpi=120)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The value that a share of q lies at or below."""
+    return sorted(values)[int(q * (len(values) - 1))]
 
 
 def _show(cell: Cell) -> str:

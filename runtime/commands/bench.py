@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from pillion.runtime.bench import cases
+from pillion.runtime.bench.bubble import bubble
+from pillion.runtime.bench.first_token import first_token, interference
 from pillion.runtime.bench.report import Report
 from pillion.runtime.config import EngineConfig, make_config
 from pillion.runtime.errors import ConfigError
@@ -15,6 +17,9 @@ CASES: Final[dict[str, str]] = {
     "throughput": "requests of random lengths, all at once: tokens per second",
     "startup": "process start to ready and to the first token, phase by phase",
     "idle": "processor time and memory of each actor while nothing runs",
+    "bubble": "a decode step over the bare replay of its CUDA graph, and the worker's CPU time",
+    "first-token": "one prompt on an idle engine, over the same prefill alone",
+    "interference": "gaps of running streams while a long prompt is read",
     "ring": "what the processes around the device add to the first token",
 }
 
@@ -30,10 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpu-threads", type=int, help="threads of the CPU device")
     parser.add_argument("--max-num-seqs", type=int, help="sequences that run at once")
     parser.add_argument("--load-format", help='"dummy": random weights from a config.json alone')
-    parser.add_argument("--batch", default="1,8,32", help="batch sizes of latency")
-    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens of latency")
-    parser.add_argument("--output-len", type=int, default=128, help="answer tokens of latency")
-    parser.add_argument("--requests", type=int, help="requests of throughput (32) and ring (200)")
+    parser.add_argument(
+        "--batch",
+        default="1,8,32",
+        help="batch sizes of latency and bubble, streams of interference",
+    )
+    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens")
+    parser.add_argument(
+        "--output-len", type=int, default=128, help="answer tokens of latency and bubble"
+    )
+    parser.add_argument(
+        "--requests", type=int, help="requests of throughput (32), ring and first-token (200)"
+    )
     parser.add_argument("--shortest", type=int, default=16, help="least tokens of throughput")
     parser.add_argument("--longest", type=int, default=128, help="most tokens of throughput")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of idle")
@@ -78,6 +91,15 @@ def _runner(arguments: argparse.Namespace, config: EngineConfig) -> Callable[[],
             return lambda: cases.throughput(config, arguments.requests or 32, *bounds, repeats)
         case "startup":
             return lambda: cases.startup(config, repeats)
+        case "bubble":
+            batches = _batches(arguments.batch)
+            lengths = arguments.input_len, arguments.output_len
+            return lambda: bubble(config, batches, *lengths, repeats)
+        case "first-token":
+            return lambda: first_token(config, arguments.input_len, arguments.requests or 200)
+        case "interference":
+            batches = _batches(arguments.batch)
+            return lambda: interference(config, batches, arguments.input_len, repeats)
         case "idle":
             return lambda: cases.idle(config, arguments.seconds)
         case _:
