@@ -97,7 +97,7 @@ def interference(
             async with client_of(daemon) as client:
                 for batch in batches:
                     normal: list[float] = []
-                    beside: list[float] = []
+                    meanwhile: list[float] = []
                     prompts_s: list[float] = []
                     for _ in range(repeats):
                         prompt = random_prompt(rng, geometry.vocab_size, num_input)
@@ -107,12 +107,12 @@ def interference(
                         ]
                         found = await beside(client, streams, num_output, prompt)
                         normal += found[0]
-                        beside += found[1]
+                        meanwhile += found[1]
                         prompts_s.append(found[2])
-                    gap_ms, p99_ms = quantile(normal, 0.5) * 1e3, quantile(beside, 0.99) * 1e3
+                    gap_ms, p99_ms = quantile(normal, 0.5) * 1e3, quantile(meanwhile, 0.99) * 1e3
                     report.rows.append(
-                        [batch, gap_ms, quantile(normal, 0.99) * 1e3, quantile(beside, 0.5) * 1e3,
-                         p99_ms, max(beside) * 1e3, p99_ms / gap_ms, statistics.median(prompts_s)]
+                        [batch, gap_ms, quantile(normal, 0.99) * 1e3, quantile(meanwhile, 0.5) * 1e3,
+                         p99_ms, max(meanwhile) * 1e3, p99_ms / gap_ms, statistics.median(prompts_s)]
                     )  # fmt: skip
 
         asyncio.run(run())
