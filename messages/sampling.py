@@ -31,8 +31,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
     temperature 0 is greedy, and so is anything below 1e-5. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 switch
     a filter off. `max_tokens` None means as many as fit. `seed` makes a request repeatable whatever else
-    runs beside it; -1 is the same as None. Where bad words, and stop ids before `min_tokens`, leave nothing
-    of `allowed_token_ids`, the best of these is taken all the same. Raises TypeError for an unknown name,
+    runs beside it; -1 is the same as None. Where bad words of several tokens leave nothing of
+    `allowed_token_ids` at some place, the best of these is taken all the same. Raises TypeError for an unknown name,
     and ValueError (from `verify`) with the field's name and its limits.
     """
 

@@ -1,7 +1,7 @@
 """The one configuration: TOML file, command line flags and Python arguments are the same fields."""
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -202,7 +202,18 @@ def make_config(fields: dict[str, Any], file: Path | None = None) -> EngineConfi
         return msgspec.convert(merged, EngineConfig)
     except msgspec.ValidationError as error:
         where = f"{file}: " if file is not None else ""
-        raise ConfigError(f"{where}{error}") from error
+        raise ConfigError(f"{where}{_described(error, merged)}") from error
+
+
+def _described(error: msgspec.ValidationError, merged: dict[str, Any]) -> str:
+    from pillion.runtime.type_errors import complaint_of  # only a mistake needs it
+
+    complaint = complaint_of(error, merged)
+    for field in msgspec.structs.fields(EngineConfig):
+        choices = get_args(get_args(field.type)[0])
+        if complaint.path == field.name and choices and str(error).startswith("Invalid enum"):
+            return f"{field.name} must be {' or '.join(choices)}, got {merged[field.name]!r:.80}"
+    return complaint.message
 
 
 def _positive(name: str, value: int | None) -> None:

@@ -7,6 +7,7 @@ import jinja2
 from jinja2 import meta
 
 from pillion.actors.detokenizer.chat_messages import Chat, flat_messages
+from pillion.actors.detokenizer.chat_roles import roles_as_in
 from pillion.actors.detokenizer.plain_tools import spelled_out
 from pillion.actors.detokenizer.template_guard import GuardedEnvironment, TemplateLimitReached
 from pillion.runtime.errors import InvalidRequest, RequestError
@@ -75,7 +76,7 @@ class ChatTemplate:
         """
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         template = self._template(name)
-        flat = flat_messages(messages)
+        flat = roles_as_in(self._sources[name], flat_messages(messages))
         if not self._takes_tools[name]:
             flat, tools = spelled_out(flat, tools), None
         elif _WANTS_NONE.search(self._sources[name]):

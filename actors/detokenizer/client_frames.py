@@ -8,11 +8,12 @@ import msgspec
 from pillion.messages.inboxes import ClientToDaemon
 from pillion.messages.sampling import SamplingParams
 from pillion.runtime.errors import InvalidRequest
+from pillion.runtime.type_errors import complaint_of
 
 _DECODER: Final[msgspec.msgpack.Decoder[ClientToDaemon]] = msgspec.msgpack.Decoder(ClientToDaemon)
-_PATH: Final = re.compile(r"(.*) - at `(?:key` in `)?\$\.?(.*)`", re.DOTALL)
-_FIELD: Final = re.compile(r"(?:sampling_params\.)?(\w+)")
 _PARAMS: Final = frozenset(SamplingParams.__struct_fields__)
+# Clients set these fields without the struct around them.
+_PARAMS_PATH: Final = "sampling_params."
 
 
 class MalformedFrame(InvalidRequest):
@@ -29,29 +30,32 @@ def decode_frame(payload: bytes) -> ClientToDaemon:
         return _DECODER.decode(payload)
     except RecursionError as error:
         raise MalformedFrame("the frame is nested too deeply", None, "") from error
+    except msgspec.ValidationError as error:
+        raw = _raw(payload)
+        message, param = _described(error, raw)
+        raise MalformedFrame(message, param, _request_id(raw)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message, param = _described(str(error))
-        raise MalformedFrame(message, param, _request_id(payload)) from error
+        raise MalformedFrame(f"malformed frame: {error}", None, "") from error
 
 
-def _described(error: str) -> tuple[str, str | None]:
-    """msgspec's message and path as a message and the field to change."""
-    match = _PATH.fullmatch(error)
-    if match is None:
-        return f"malformed frame: {error}", None
-    message, path = match[1], match[2]
-    # SamplingParams checks itself; its messages begin with the field's name.
-    name = re.match(r"\w+", message)
-    if path == "sampling_params" and name and name[0] in _PARAMS:
-        return message, name[0]
-    field = _FIELD.match(path)
-    return (f"{path}: {message}" if path else message), field and field[1]
+def _described(error: msgspec.ValidationError, raw: Any) -> tuple[str, str | None]:
+    complaint = complaint_of(error, raw)
+    if complaint.field != "sampling_params":
+        return complaint.message, complaint.field
+    # What SamplingParams itself finds wrong begins with the field's name.
+    message = complaint.message.replace(_PARAMS_PATH, "", 1)
+    names = (name for name in re.findall(r"\w+", message) if name in _PARAMS)
+    return message, next(names, "sampling_params")
 
 
-def _request_id(payload: bytes) -> str:
+def _raw(payload: bytes) -> Any:
+    """The frame without a type; None if that cannot be read either."""
     try:
-        raw: Any = msgspec.msgpack.decode(payload)
+        return msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
+        return None
+
+
+def _request_id(raw: Any) -> str:
     client_request_id = raw.get("client_request_id") if isinstance(raw, dict) else None
     return client_request_id if isinstance(client_request_id, str) else ""

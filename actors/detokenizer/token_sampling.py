@@ -3,6 +3,7 @@
 import secrets
 from typing import Final
 
+from pillion.actors.detokenizer.contradictions import check_some_token_is_left
 from pillion.actors.detokenizer.request_checks import check_token_ids
 from pillion.actors.detokenizer.tokenizer import Tokenizer
 from pillion.messages.sampling import (
@@ -29,7 +30,8 @@ def resolve_sampling(
 ) -> TokenSampling:
     """The parameters in terms of tokens. `max_tokens` is cut to what fits behind the prompt.
 
-    Raises InvalidRequest for ids outside the vocabulary and for min_tokens that do not fit.
+    Raises InvalidRequest for ids outside the vocabulary, for min_tokens that do not fit, and for parameters
+    that contradict each other.
     """
     stop_ids = params.stop_token_ids or []
     check_token_ids("stop_token_ids", stop_ids, vocab_size)
@@ -48,6 +50,7 @@ def resolve_sampling(
             f" room for {room} (max_model_len is {max_model_len})",
             "min_tokens",
         )
+    check_some_token_is_left(params, ends, bad_words)
     return TokenSampling(
         temperature=params.temperature,
         top_k=max(params.top_k, 0),

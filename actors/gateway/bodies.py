@@ -7,7 +7,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from pillion.actors.gateway.http_errors import HttpError, invalid
+from pillion.actors.gateway.http_errors import invalid
+from pillion.runtime.type_errors import complaint_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -15,8 +16,6 @@ MAX_NAMED_FIELDS: Final = 20
 MAX_NAME_CHARS: Final = 64
 WARNING_HEADER: Final = b"x-pillion-warning"
 
-# "Expected `int`, got `str` - at `$.stop[0]`"
-_PLACE: Final = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?([^`]*)`)?", re.DOTALL)
 _UNPRINTABLE: Final = re.compile(r"[^A-Za-z0-9_.\-]")
 
 
@@ -53,7 +52,8 @@ def read_body(data: bytes, kind: type[T]) -> Body[T]:
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _complaint(str(error)) from error
+        complaint = complaint_of(error, fields)
+        raise invalid(complaint.message, complaint.field) from error
     except RecursionError as error:
         raise invalid("the body is nested too deeply") from error
     return Body(request, _unknown(fields, kind.__struct_encode_fields__))
@@ -62,12 +62,3 @@ def read_body(data: bytes, kind: type[T]) -> Body[T]:
 def _unknown(fields: dict[str, Any], known: Sequence[str]) -> tuple[str, ...]:
     # A null is how some clients leave a field out.
     return tuple(name for name, value in fields.items() if name not in known and value is not None)
-
-
-def _complaint(text: str) -> HttpError:
-    match = _PLACE.fullmatch(text)
-    if match is None or not match[2]:
-        missing = re.search(r"required field `(\w+)`", text)
-        return invalid(text, missing[1] if missing else None)
-    message, place = match[1], match[2]
-    return invalid(f"{place}: {message}", re.split(r"[.\[]", place)[0])

@@ -16,23 +16,31 @@ from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import GenerateRequest, RequestFailed
 
 WRONG: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"prompt": 5}, "prompt", "str"),
+    ({"prompt": 5}, "prompt", "prompt must be a string, got 5"),
     ({"prompt": "x", "sampling_params": {"n": 0}}, "n", "between 1 and 128"),
-    ({"prompt": "x", "sampling_params": {"n": "1"}}, "n", "int"),
-    ({"prompt": "x", "sampling_params": {"warmth": 1}}, "sampling_params", "warmth"),
+    ({"prompt": "x", "sampling_params": {"n": "1"}}, "n", "n must be an integer, got '1'"),
+    ({"prompt": "x", "sampling_params": {"warmth": 1}}, "sampling_params", "no field 'warmth'"),
     ({"prompt": "x", "sampling_params": {"seed": 10**19}}, "seed", "seed"),
-    ({"prompt": "x", "sampling_params": {"seed": "100"}}, "seed", "int"),
+    ({"prompt": "x", "sampling_params": {"seed": "100"}}, "seed", "an integer, got '100'"),
     ({"prompt": "x", "sampling_params": {"temperature": 999999}}, "temperature", "100"),
     ({"prompt": "x", "sampling_params": {"top_p": -1}}, "top_p", "between 0 and 1"),
     ({"prompt": "x", "sampling_params": {"repetition_penalty": 0}}, "repetition_penalty", "0.01"),
     ({"prompt": "x", "sampling_params": {"temperature": float("nan")}}, "temperature", "nan"),
-    ({"prompt": "x", "sampling_params": {"logit_bias": {"abc": 1}}}, "logit_bias", "int"),
+    (
+        {"prompt": "x", "sampling_params": {"logit_bias": {"abc": 1}}},
+        "logit_bias",
+        "a key of logit_bias must be an integer",
+    ),
     ({"prompt": "x", "sampling_params": {"stop_token_ids": [1] * 1000}}, "stop_token_ids", "128"),
     ({"prompt": "x", "sampling_params": {"allowed_token_ids": []}}, "allowed_token_ids", "empty"),
-    ({"prompt_token_ids": [[]]}, "prompt_token_ids", "int"),
-    ({"prompt": "x", "priority": "high"}, "priority", "int"),
-    ({"messages": {"role": "user"}}, "messages", "array"),
-    ({"prompt": "x", "stream": "yes"}, "stream", "bool"),
+    (
+        {"prompt_token_ids": [[]]},
+        "prompt_token_ids",
+        "prompt_token_ids[0] must be an integer, got a list",
+    ),
+    ({"prompt": "x", "priority": "high"}, "priority", "an integer, got 'high'"),
+    ({"messages": {"role": "user"}}, "messages", "a list, got an object"),
+    ({"prompt": "x", "stream": "yes"}, "stream", "true or false, got 'yes'"),
 ]
 
 

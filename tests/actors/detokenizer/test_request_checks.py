@@ -108,7 +108,7 @@ def test_refused_parameters(rig: EdgeRig, params: dict[str, Any], param: str, sa
 def test_the_last_id_of_the_vocabulary_is_fine(rig: EdgeRig) -> None:
     last = VOCAB_SIZE - 1
     params = SamplingParams(
-        logit_bias={last: -100.0}, allowed_token_ids=[last], stop_token_ids=[last]
+        logit_bias={last: -99.0}, allowed_token_ids=[last], stop_token_ids=[last]
     )
     admitted = rig.generate(prompt_token_ids=[last], sampling_params=params)
     assert admitted.sampling.allowed_token_ids == [last]
