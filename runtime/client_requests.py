@@ -193,7 +193,7 @@ def detokenize_request(
     client_request_id: str, token_ids: Any, skip_special_tokens: bool
 ) -> DetokenizeRequest:
     """The message that asks for the text of token ids. Raises InvalidRequest."""
-    pack_token_ids(token_ids)
+    pack_token_ids(token_ids, "token_ids")
     return DetokenizeRequest(
         client_request_id=client_request_id,
         token_ids=[int(token_id) for token_id in token_ids],

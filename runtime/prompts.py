@@ -127,14 +127,12 @@ def is_conversation_batch(messages: Any) -> bool:
     )
 
 
-def pack_token_ids(values: Any) -> bytes:
-    """Token ids as packed int32. Raises InvalidRequest for anything that no vocabulary can hold."""
+def pack_token_ids(values: Any, name: str = "prompt_token_ids") -> bytes:
+    """The field's token ids as packed int32. Raises InvalidRequest for anything that no vocabulary can hold."""
     if hasattr(values, "tolist"):  # numpy arrays and torch tensors, which need not be installed
         values = values.tolist()
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
-        raise InvalidRequest(
-            f"prompt_token_ids must be a list of integers, got {values!r:.80}", "prompt_token_ids"
-        )
+        raise InvalidRequest(f"{name} must be a list of integers, got {values!r:.80}", name)
     values = list(values)
     try:
         # The common case without a Python loop: a prompt may have a hundred thousand tokens.
@@ -142,21 +140,17 @@ def pack_token_ids(values: Any) -> bytes:
             return pack_ids(values)
     except (TypeError, OverflowError):
         pass
-    return pack_ids([_checked_token_id(value) for value in values])
+    return pack_ids([_checked_token_id(value, name) for value in values])
 
 
-def _checked_token_id(value: Any) -> int:
+def _checked_token_id(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidRequest(
-            f"prompt_token_ids must be a list of integers, got {value!r:.80} in it",
-            "prompt_token_ids",
-        )
+        raise InvalidRequest(f"{name} must be a list of integers, got {value!r:.80} in it", name)
     token_id = int(value)
     if not 0 <= token_id <= MAX_TOKEN_ID:
         raise InvalidRequest(
-            f"prompt_token_ids must lie between 0 and {MAX_TOKEN_ID} and inside the vocabulary, got"
-            f" {token_id}",
-            "prompt_token_ids",
+            f"{name} must lie between 0 and {MAX_TOKEN_ID} and inside the vocabulary, got {token_id}",
+            name,
         )
     return token_id
 

@@ -96,12 +96,14 @@ def http_error_of(error: Exception, renamed: dict[str, str] | None = None) -> Ht
     retry_after_s = None
     if error.code in ("overloaded", "unavailable"):
         retry_after_s = max(RETRY_AFTER_S, math.ceil((error.retry_after_ms or 0) / 1000))
-    param = error.param
-    if param is not None and renamed is not None:
-        param = renamed.get(param, param)
+    message, param = str(error), error.param
+    if param is not None and renamed is not None and param in renamed:
+        if message.startswith(param):
+            message = renamed[param] + message.removeprefix(param)
+        param = renamed[param]
     return HttpError(
         _STATUS_OF[error.code],
-        str(error),
+        message,
         code=error.code,
         param=param,
         retry_after_s=retry_after_s,

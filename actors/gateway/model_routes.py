@@ -6,7 +6,7 @@ import pillion
 from pillion.actors.gateway.bodies import read_body
 from pillion.actors.gateway.exchange import Exchange
 from pillion.actors.gateway.gateway import Gateway
-from pillion.actors.gateway.http_errors import RETRY_AFTER_S, HttpError, invalid
+from pillion.actors.gateway.http_errors import RETRY_AFTER_S, HttpError, http_error_of, invalid
 from pillion.actors.gateway.metrics_page import CONTENT_TYPE, ask_status, metrics_page
 from pillion.actors.gateway.openai_replies import (
     DetokenizeAnswer,
@@ -18,6 +18,7 @@ from pillion.actors.gateway.openai_replies import (
 from pillion.actors.gateway.openai_requests import DetokenizeBody, EmbeddingBody, TokenizeBody
 from pillion.messages.codec import unpack_ids
 from pillion.messages.text import TokenizeRequest
+from pillion.runtime.errors import RequestError
 
 
 async def list_models(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
@@ -63,9 +64,12 @@ async def detokenize(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
     for token_id in request.tokens:
         if not 0 <= token_id < 2**31:
             raise invalid(f"tokens takes token ids from 0 up, got {token_id:.0f}", "tokens")
-    text = await gateway.link.detokenize(
-        request.tokens, skip_special_tokens=bool(request.skip_special_tokens)
-    )
+    try:
+        text = await gateway.link.detokenize(
+            request.tokens, skip_special_tokens=bool(request.skip_special_tokens)
+        )
+    except RequestError as error:
+        raise http_error_of(error, {"token_ids": "tokens"}) from error
     answer = DetokenizeAnswer(prompt=text)
     await exchange.reply(200, msgspec.json.encode(answer), body.headers)
 

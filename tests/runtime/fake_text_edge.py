@@ -180,6 +180,15 @@ class FakeTextEdge:
                         max_model_len=100,
                     )
                 )
+            case DetokenizeRequest(client_request_id=request_id) if max(message.token_ids) > 999:
+                await session.send(
+                    RequestFailed(
+                        client_request_id=request_id,
+                        code="invalid_request",
+                        message=f"token_ids takes token ids from 0 to 999, got {message.token_ids}",
+                        param="token_ids",
+                    )
+                )
             case DetokenizeRequest(client_request_id=request_id):
                 text = " ".join("x" * token_id for token_id in message.token_ids)
                 await session.send(DetokenizeReply(client_request_id=request_id, text=text))

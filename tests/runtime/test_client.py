@@ -298,6 +298,10 @@ def test_tokens_and_text(client: Client) -> None:
     assert client.tokenize("a bc") == [1, 2]
     assert client.tokenize(messages=[{"role": "user", "content": "abc"}], tools=[]) == [3]
     assert client.detokenize([1, 2]) == "x xx"
+    for wrong in ([1, 1000], [-1], ["a"], "a", [2**40]):
+        with pytest.raises(InvalidRequest, match=r"^token_ids ") as refused:
+            client.detokenize(wrong)  # type: ignore[arg-type]
+        assert refused.value.param == "token_ids"
     with pytest.raises(RequestError, match="only generates") as caught:
         client.embed(["a"])
     assert caught.value.code == "unsupported"

@@ -36,6 +36,7 @@ async def test_tokens_there_and_back(rig: GatewayRig) -> None:
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [2**31]}, "tokens"),
+        ("/detokenize", {"tokens": [1, 1000]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens"),
         ("/v1/embeddings", {"input": "a"}, "model"),
         ("/v1/embeddings", {}, "input"),
@@ -47,6 +48,8 @@ async def test_complaints_name_the_field(
     answer = await rig.post(path, body)
     assert answer.status in (400, 404)
     assert answer.error["param"] == param
+    assert param in answer.error["message"]
+    assert "token_ids" not in answer.error["message"]
 
 
 async def test_embeddings_are_not_offered(rig: GatewayRig) -> None:
