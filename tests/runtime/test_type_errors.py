@@ -31,7 +31,7 @@ CASES: list[tuple[Any, str | None, str]] = [
     ({"name": "n", "inner": []}, "inner", "inner must be an object, got a list"),
     ({"name": "n", "inner": {"number": "1"}}, "inner", "inner.number must be a number, got '1'"),
     ({"name": "n", "inner": {"flag": 1}}, "inner", "inner.flag must be true or false, got 1"),
-    ({"name": "n", "inner": {"nmber": 1}}, "inner", "inner has no field 'nmber'"),
+    ({"name": "n", "inner": {"figure": 1}}, "inner", "inner has no field 'figure'"),
     ({"name": "n", "bias": {1: "x"}}, "bias", "a value of bias must be a number, got a string"),
     ({"name": "n", "bias": {"x": 1}}, "bias", "a key of bias must be an integer, got a string"),
     ({"name": "n", "kind": "c"}, "kind", "kind cannot be 'c'"),
