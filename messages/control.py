@@ -97,6 +97,12 @@ class EngineFailed(RingMessage, frozen=True):
     message: str
 
 
+class EngineState(RingMessage, frozen=True):
+    """To the gateway, whenever it changes: why a request would wait or fail now; None: it would run."""
+
+    not_ready: str | None = None
+
+
 class Shutdown(RingMessage, frozen=True):
     """End the loop and exit with status 0."""
 
@@ -106,6 +112,21 @@ class Shutdown(RingMessage, frozen=True):
 
 class StatusRequest(EdgeMessage, frozen=True):
     """Asks for a DaemonStatus."""
+
+
+class ProbeRequest(EdgeMessage, frozen=True):
+    """Asks for a ProbeReply: cheap, for whoever asks every second."""
+
+
+class ProbeReply(EdgeMessage, frozen=True):
+    """Two answers. Alive: the daemon works or is recovering. Ready: a request would run now.
+
+    Ready takes a forward pass of the model in the worker's current life, which each life makes as it starts.
+    """
+
+    is_live: bool
+    is_ready: bool
+    reason: str | None = None  # why not
 
 
 class StopRequest(EdgeMessage, frozen=True):
@@ -130,13 +151,16 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One actor as the launcher sees it."""
 
     name: str
-    state: str  # "starting", "running", "draining", "exited", "failed"
+    state: str  # "starting", "running", "draining", "exited", "failed", "lost"
     pid: int | None
     epoch: int
     rss_bytes: int
     cpu_seconds: float
     counters: dict[str, int | float]
     gauges: dict[str, int | float | str]
+    restarts: dict[str, int] = {}  # by how the life before ended: killed, exited, failed, hung
+    last_death: str | None = None
+    last_death_s_ago: float | None = None
 
 
 class DaemonStatus(EdgeMessage, frozen=True):
@@ -153,3 +177,4 @@ class DaemonStatus(EdgeMessage, frozen=True):
     geometry: EngineGeometry | None
     actors: list[ActorStatus]
     failure: str | None
+    not_ready: str | None = None  # why a request would wait or fail now

@@ -49,6 +49,7 @@ GatewayInbox = (
     | control.PeerRestarted
     | control.Drain
     | control.EngineFailed
+    | control.EngineState
     | control.Shutdown
 )
 
@@ -112,5 +113,7 @@ DaemonToClient = (
     | text.EmbeddingChunk
 )
 
-ControlRequest = control.StatusRequest | control.StopRequest
-ControlReply = control.DaemonStatus | control.StopAccepted | control.ControlFailed
+ControlRequest = control.StatusRequest | control.ProbeRequest | control.StopRequest
+ControlReply = (
+    control.DaemonStatus | control.ProbeReply | control.StopAccepted | control.ControlFailed
+)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
 from pillion.messages import control, inboxes
-from pillion.messages.base import RingMessage
 from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
 from pillion.runtime.config import EngineConfig
@@ -17,11 +16,9 @@ from pillion.runtime.control_socket import ControlServer
 from pillion.runtime.errors import PillionError
 from pillion.runtime.launch_report import LaunchReport
 from pillion.runtime.paths import RunDir
-from pillion.runtime.proc_files import is_stopped
-from pillion.runtime.restart_budget import RestartBudget
+from pillion.runtime.recovery import Recovery
 from pillion.runtime.status_board import StatusBoard
 from pillion.runtime.supervision import ActorSpec, Child, Supervisor
-from pillion.runtime.watchdog import Watchdog, look_interval_s
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +28,6 @@ SHUTDOWN_GRACE_S: Final = 2.0
 STOP_NOW_GRACE_S: Final = 0.5
 FAILURE_GRACE_S: Final = 1.0
 KILL_DEADLINE_S: Final = 2.0
-DRAINING: Final = ("detokenizer", "scheduler", "gateway")  # who is told of a drain
-LAST_WORD_S: Final = 0.1  # between an actor's exit and the arrival of its ActorFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +72,13 @@ class Launcher:
         self._endings: asyncio.Queue[Stop | Failure] = asyncio.Queue()
         self._ending = False
         self._drained = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._budget = RestartBudget(config.max_restarts, config.restart_period_s)
-        self._watchdog = Watchdog(config.stall_limit_s, config.step_limit_s, is_stopped)
-        self._drain_message: control.Drain | None = None
+        self._recovery = Recovery(
+            config,
+            self._board,
+            self._supervisor,
+            self._post,
+            lambda cause: self._end(Failure(cause)),
+        )
 
     async def run(self, lifetime_fd: int | None = None) -> int:
         """Runs the daemon to its end. Returns the exit status: 0 if it was stopped, 1 if it failed.
@@ -116,7 +114,7 @@ class Launcher:
         self._inbox = Inbox.bind(self._run_dir.inbox(NAME), inboxes.LauncherInbox)
         loop.add_reader(self._inbox.fileno(), self._read_inbox)
         loop.call_later(self._config.start_timeout_s, self._on_start_timeout)
-        loop.call_later(look_interval_s(self._config.stall_limit_s), self._look_for_hangs)
+        self._recovery.watch()
         logger.info("starting %s in %s", self._config.model, self._run_dir.root)
         try:
             self._supervisor.start()
@@ -147,23 +145,6 @@ class Launcher:
                 Failure(f"not ready after start_timeout_s = {limit:g} s: waiting for {waiting_for}")
             )
 
-    def _look_for_hangs(self) -> None:
-        """Kills whoever has stopped making progress; its end is then seen as any other death."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(look_interval_s(self._config.stall_limit_s), self._look_for_hangs)
-        if self._board.state in ("stopping", "failed"):
-            return  # the end has limits of its own
-        self._watchdog.begin_look(now_ns())
-        for child in self._supervisor.children.values():
-            if not child.alive or child.hang is not None:
-                continue
-            sign, starting = self._supervisor.sign_of(child), child.state == "starting"
-            child.hang = self._watchdog.look(
-                child.name, child.epoch, child.pid, sign, starting=starting
-            )
-            if child.hang is not None:
-                self._supervisor.kill([child])
-
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         logger.error("the launcher fails: %s", context["message"], exc_info=error)
@@ -171,82 +152,11 @@ class Launcher:
         self._end(Failure(f"{NAME} (pid {os.getpid()}) failed: {reason}"))
 
     def _on_exit(self, child: Child) -> None:
-        ending = self._board.state in ("stopping", "failed")
+        ending = self._recovery.is_over
         level = logging.INFO if ending or child.state == "exited" else logging.WARNING
         logger.log(level, "%s", child.how_it_ended())
         if not ending:
-            if self._board.state == "ready":
-                self._board.state = "recovering"
-            task = asyncio.get_running_loop().create_task(self._note_death(child))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _note_death(self, child: Child) -> None:
-        """A child that ended in order has sent its last word; it may still be in our inbox's queue."""
-        self._read_inbox()
-        if child.failure is None and child.process.returncode == 1:
-            await asyncio.sleep(LAST_WORD_S)
-            self._read_inbox()
-        if self._board.state == "starting":
-            self._end(Failure(child))  # what cannot start once would not start the next time
-        elif self._board.state not in ("stopping", "failed"):
-            await self._recover(child)
-
-    # What a death leads to.
-
-    async def _recover(self, dead: Child) -> None:
-        """Starts the next life of an actor, and of those that cannot outlive it, if the budget allows it."""
-        if self._supervisor.children[dead.name] is not dead:
-            return  # it went along with another one
-        cause = self._budget.spend(dead.name, dead.how_it_ended(), now_ns())
-        if cause is not None:
-            self._end(Failure(cause))
-            return
-        names = self._supervisor.with_dependents(dead.name)
-        old = [self._supervisor.children[name] for name in names]
-        self._supervisor.kill(old)
-        lost = await self._supervisor.wait_gone(old, KILL_DEADLINE_S)
-        if lost:
-            self._end(Failure(_unkillable(lost)))
-        elif self._board.state not in ("stopping", "failed"):
-            for name in names:
-                self._restart(name)
-
-    def _restart(self, name: str) -> None:
-        self._run_dir.inbox(name, self._supervisor.children[name].epoch).unlink(missing_ok=True)
-        try:
-            child = self._supervisor.restart(name)
-        except OSError as error:
-            self._end(Failure(f"cannot start {name} again: {error}"))
-            return
-        logger.info("%s is started again as pid %d, life %d", name, child.pid, child.epoch)
-        self._post.follow(name, child.epoch)
-        limit_s = self._config.start_timeout_s
-        asyncio.get_running_loop().call_later(limit_s, self._on_restart_timeout, child)
-
-    def _on_restart_timeout(self, child: Child) -> None:
-        if child.alive and child.state == "starting":
-            limit_s = self._config.start_timeout_s
-            child.hang = f"it was not ready after start_timeout_s = {limit_s:g} s"
-            self._supervisor.kill([child])
-
-    def _on_life_begun(self, child: Child) -> None:
-        """A later life of an actor is ready: the others hear of it, and it hears what they know."""
-        restarted = control.PeerRestarted(actor=child.name, epoch=child.epoch)
-        others = (name for name in self._supervisor.children if name != child.name)
-        self._send(restarted, *others)
-        if self._drain_message is not None and child.name in DRAINING:
-            self._send(self._drain_message, child.name)
-
-    def _tell_geometry(self) -> None:
-        """Whoever has not heard of it yet gets the sizes of the worker that lives now."""
-        geometry = self._board.geometry
-        if geometry is None or not self._is_alive("gpu_worker", geometry.epoch):
-            return
-        for child in self._supervisor.children.values():
-            if child.name != "gpu_worker" and child.geometry_epoch != geometry.epoch:
-                child.geometry_epoch = geometry.epoch
-                self._send(geometry, child.name)
+            self._recovery.on_exit(child, self._read_inbox)
 
     # What the actors say.
 
@@ -267,34 +177,32 @@ class Launcher:
                 self._board.note_phase(message)
                 logger.info("%s: %s %.0f ms", message.actor, message.phase, message.duration_ms)
             case control.EngineGeometry():
-                if self._is_alive("gpu_worker", message.epoch):
+                if self._supervisor.is_alive("gpu_worker", message.epoch):
                     self._board.geometry = message
-                    self._tell_geometry()
+                    self._recovery.tell_geometry()
                     self._check_ready()
             case control.Drained():
                 # Only the text edge knows every open request.
-                if self._is_alive("detokenizer", message.epoch) and message.actor == "detokenizer":
+                if (
+                    self._supervisor.is_alive("detokenizer", message.epoch)
+                    and message.actor == "detokenizer"
+                ):
                     self._drained.set()
             case _:
                 assert_never(message)
 
     def _on_actor_failed(self, message: control.ActorFailed) -> None:
-        """An actor that has said so is about to exit; one that does not is helped."""
         child = self._child(message.actor)
-        if child.epoch != message.epoch or child.failure is not None:
-            return
-        child.failure = message
-        if self._board.state == "starting":
-            self._end(Failure(child))
-        else:
-            loop = asyncio.get_running_loop()
-            loop.call_later(FAILURE_GRACE_S, self._supervisor.kill, [child])
+        if child.epoch == message.epoch and child.failure is None:
+            child.failure = message
+            self._recovery.on_failing(child)
 
     def _on_actor_ready(self, message: control.ActorReady) -> None:
-        if not self._is_alive(message.actor, message.epoch):
+        if not self._supervisor.is_alive(message.actor, message.epoch):
             return
         child = self._child(message.actor)
         child.state = "running"
+        child.was_running = True
         duration_ms = (now_ns() - child.started_ns) / NS_PER_MS
         self._board.note_phase(
             control.StartPhase(
@@ -302,9 +210,7 @@ class Launcher:
             )
         )
         logger.info("%s (pid %d) is ready after %.0f ms", child.name, child.pid, duration_ms)
-        if child.epoch > 1:
-            self._on_life_begun(child)
-        self._tell_geometry()
+        self._recovery.on_ready(child)
         self._check_ready()
 
     def _check_ready(self) -> None:
@@ -313,7 +219,7 @@ class Launcher:
         if (
             self._board.state in ("starting", "recovering")
             and geometry is not None
-            and self._is_alive("gpu_worker", geometry.epoch)
+            and self._supervisor.is_alive("gpu_worker", geometry.epoch)
             and all(child.state == "running" for child in children.values())
         ):
             first = self._board.state == "starting"
@@ -323,11 +229,7 @@ class Launcher:
                 self._report.ready()
             else:
                 logger.info("ready again")
-
-    def _is_alive(self, actor: str, epoch: int) -> bool:
-        """Whether this life of the actor has not ended."""
-        child = self._child(actor)
-        return child.epoch == epoch and child.alive
+            self._recovery.tell_state()
 
     def _child(self, actor: str) -> Child:
         child = self._supervisor.children.get(actor)
@@ -337,18 +239,14 @@ class Launcher:
             )
         return child
 
-    def _send(self, message: RingMessage, *destinations: str) -> None:
-        """Sends to those of these actors that this daemon has."""
-        for destination in destinations:
-            if destination in self._supervisor.children:
-                self._post.send(destination, message)
-
     # What the command line asks.
 
     def _answer(self, request: inboxes.ControlRequest) -> inboxes.ControlReply:
         match request:
             case control.StatusRequest():
                 return self._board.status(self._supervisor.children.values())
+            case control.ProbeRequest():
+                return self._board.probe(self._supervisor.children.values())
             case control.StopRequest():
                 drain_s = self._config.drain_s if request.drain_s is None else request.drain_s
                 if not self._ending or drain_s <= 0:
@@ -364,8 +262,7 @@ class Launcher:
         self._board.state = "draining"
         logger.info("%s: draining for at most %g s", stop.reason, stop.drain_s)
         deadline_ns = now_ns() + int(stop.drain_s * NS_PER_S)
-        self._drain_message = control.Drain(deadline_ns=deadline_ns)
-        self._send(self._drain_message, *DRAINING)
+        self._recovery.drain(deadline_ns)
         interruption = await self._unless_interrupted(
             self._drained.wait(), stop.drain_s + DRAIN_SLACK_S
         )
@@ -404,7 +301,7 @@ class Launcher:
 
     async def _shut_down_in_order(self) -> None:
         for child in self._supervisor.stopping_order():
-            self._send(control.Shutdown(), child.name)
+            self._recovery.send(control.Shutdown(), child.name)
             await self._supervisor.wait_gone([child], SHUTDOWN_GRACE_S)
 
     async def _fail(self, failure: Failure) -> int:
@@ -428,8 +325,8 @@ class Launcher:
         for child in self._supervisor.stopping_order():
             tells_clients = child.name in ("detokenizer", "gateway") and child.state == "running"
             if tells_clients:
-                self._send(control.EngineFailed(message=message), child.name)
-                self._send(control.Shutdown(), child.name)
+                self._recovery.send(control.EngineFailed(message=message), child.name)
+                self._recovery.send(control.Shutdown(), child.name)
             (spared if tells_clients or child is culprit else others).append(child)
         self._supervisor.kill(others)
         await self._supervisor.wait_gone(spared, grace_s)
@@ -439,9 +336,4 @@ class Launcher:
         living = self._supervisor.stopping_order()
         self._supervisor.kill(living)
         lost = await self._supervisor.wait_gone(living, KILL_DEADLINE_S)
-        return _unkillable(lost) if lost else ""
-
-
-def _unkillable(children: list[Child]) -> str:
-    names = ", ".join(f"{child.name} (pid {child.pid})" for child in children)
-    return f"SIGKILL has not ended {names} within {KILL_DEADLINE_S:g} s; its device may be lost"
+        return self._supervisor.give_up_on(lost, KILL_DEADLINE_S) if lost else ""

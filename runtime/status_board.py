@@ -1,7 +1,8 @@
 """What the launcher knows about its daemon, and shows to whoever asks for the status."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pillion
@@ -10,13 +11,24 @@ from pillion.messages.control import (
     ActorStatus,
     DaemonStatus,
     EngineGeometry,
+    ProbeReply,
     StartPhase,
 )
+from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.proc_files import age_s, cpu_seconds, rss_bytes
 from pillion.runtime.supervision import Child
 
 DaemonState = Literal["starting", "ready", "recovering", "draining", "stopping", "failed"]
+
+
+@dataclass(slots=True)
+class _Deaths:
+    """Of one actor, as far as it was to be replaced."""
+
+    kinds: dict[str, int] = field(default_factory=dict)
+    last: str = ""
+    last_ns: int = 0
 
 
 class StatusBoard:
@@ -28,16 +40,22 @@ class StatusBoard:
         self.failure: str | None = None
         self.ready_after_s: float | None = None
         self._config = config
-        self._phases: list[tuple[str, str, float]] = []
+        self._phases: list[StartPhase] = []
         self._stats: dict[str, ActorStats] = {}
+        self._deaths: dict[str, _Deaths] = {}
 
     def note_stats(self, stats: ActorStats) -> None:
         """Keeps an actor's latest counters and gauges."""
         self._stats[stats.actor] = stats
 
     def note_phase(self, phase: StartPhase) -> None:
-        """Keeps where start-up time went."""
-        self._phases.append((phase.actor, phase.phase, phase.duration_ms))
+        """Keeps where the time of each actor's latest start went."""
+        self._phases = [
+            known
+            for known in self._phases
+            if known.actor != phase.actor or known.epoch >= phase.epoch
+        ]
+        self._phases.append(phase)
 
     def note_ready(self) -> None:
         """Everything can be served, for the first time or again."""
@@ -45,7 +63,34 @@ class StatusBoard:
         if self.ready_after_s is None:
             self.ready_after_s = age_s(os.getpid())
 
-    def status(self, children: Iterable[Child]) -> DaemonStatus:
+    def note_death(self, child: Child) -> None:
+        """Keeps how a life ended that another one follows."""
+        deaths = self._deaths.setdefault(child.name, _Deaths())
+        deaths.kinds[child.ending_kind] = deaths.kinds.get(child.ending_kind, 0) + 1
+        deaths.last = child.how_it_ended()
+        deaths.last_ns = now_ns()
+
+    def not_ready(self, children: Collection[Child]) -> str | None:
+        """Why a request would wait or fail now; None if it would run."""
+        match self.state:
+            case "ready":
+                return None
+            case "recovering":
+                return self._what_is_missing(children)
+            case "failed":
+                return self.failure
+            case "draining" | "stopping":
+                return "the daemon is stopping"
+            case "starting":
+                missing = [child.name for child in children if child.state != "running"]
+                return f"the daemon starts: waiting for {', '.join(missing) or 'the model'}"
+
+    def probe(self, children: Collection[Child]) -> ProbeReply:
+        """The two answers of a probe."""
+        reason = self.not_ready(children)
+        return ProbeReply(is_live=self.state != "failed", is_ready=reason is None, reason=reason)
+
+    def status(self, children: Collection[Child]) -> DaemonStatus:
         """Everything that `pillion status` shows."""
         pid = os.getpid()
         launcher = ActorStatus(
@@ -66,17 +111,27 @@ class StatusBoard:
             model=self._config.served_model_name or self._config.model,
             uptime_s=age_s(pid),
             ready_after_s=self.ready_after_s,
-            start_phases=list(self._phases),
+            start_phases=[(each.actor, each.phase, each.duration_ms) for each in self._phases],
             geometry=self.geometry,
             actors=[launcher, *(self._actor(child) for child in children)],
             failure=self.failure,
+            not_ready=self.not_ready(children),
         )
+
+    def _what_is_missing(self, children: Collection[Child]) -> str:
+        missing = [child.name for child in children if child.state != "running"]
+        causes = [self._deaths[name].last for name in missing if name in self._deaths]
+        told = f": {'; '.join(causes)}" if causes else ""
+        return f"recovering {', '.join(missing) or 'the model'}{told}"
 
     def _actor(self, child: Child) -> ActorStatus:
         stats = self._stats.get(child.name)
+        if stats is not None and stats.epoch != child.epoch:
+            stats = None
         state: str = child.state
         if state == "running" and self.state == "draining":
             state = "draining"
+        deaths = self._deaths.get(child.name)
         return ActorStatus(
             name=child.name,
             state=state,
@@ -86,4 +141,7 @@ class StatusBoard:
             cpu_seconds=cpu_seconds(child.pid) if child.alive else 0.0,
             counters=stats.counters if stats else {},
             gauges=stats.gauges if stats else {},
+            restarts=dict(deaths.kinds) if deaths else {},
+            last_death=deaths.last if deaths else None,
+            last_death_s_ago=(now_ns() - deaths.last_ns) / NS_PER_S if deaths else None,
         )

@@ -20,7 +20,7 @@ from pillion.runtime.progress import ProgressPage, Sign
 REAP_RETRY_S: Final = 0.02
 REAP_DEADLINE_S: Final = 1.0
 
-ChildState = Literal["starting", "running", "exited", "failed"]
+ChildState = Literal["starting", "running", "exited", "failed", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,28 @@ class Child:
         self.started_ns = now_ns()
         self.state: ChildState = "starting"
         self.failure: ActorFailed | None = None
+        self.was_running = False
+        self.taken_along = False  # its next life begins with that of another one
         self.hang: str | None = None  # why it was killed
         self.geometry_epoch = 0  # of the EngineGeometry that it was told last
         self.gone = asyncio.Event()
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
+
+    @property
+    def ending_kind(self) -> str:
+        """How it ended, in a word for counting."""
+        if self.hang is not None:
+            return "hung"
+        if self.failure is not None:
+            return "failed"
+        status = self.process.returncode
+        return "killed" if status is not None and status < 0 else "exited"
+
+    @property
+    def is_blameless(self) -> bool:
+        """Whether it served and then ended for a reason that is not its own."""
+        return self.was_running and self.failure is not None and not self.failure.spends_budget
 
     @property
     def alive(self) -> bool:
@@ -125,7 +142,14 @@ class Supervisor:
     def restart(self, name: str) -> Child:
         """Starts the next life of an actor that is gone. Raises OSError if its command cannot be run."""
         (spec,) = (spec for spec in self._specs if spec.name == name)
-        return self._start_child(spec, self.children[name].epoch + 1)
+        epoch = self.children[name].epoch
+        self._run_dir.inbox(name, epoch).unlink(missing_ok=True)
+        return self._start_child(spec, epoch + 1)
+
+    def is_alive(self, name: str, epoch: int) -> bool:
+        """Whether this life of the actor has not ended."""
+        child = self.children.get(name)
+        return child is not None and child.epoch == epoch and child.alive
 
     def with_dependents(self, name: str) -> list[str]:
         """An actor and those whose lives end with its own, in the order in which they start."""
@@ -202,6 +226,13 @@ class Supervisor:
             for wait in pending:
                 wait.cancel()
         return [child for child in children if child.alive]
+
+    def give_up_on(self, children: Iterable[Child], deadline_s: float) -> str:
+        """Takes these for lost, whom not even SIGKILL has ended. Returns the line that says so."""
+        for child in children:
+            child.state = "lost"
+        names = ", ".join(f"{child.name} (pid {child.pid})" for child in children)
+        return f"SIGKILL has not ended {names} within {deadline_s:g} s; its device may be lost"
 
     def close(self) -> None:
         """Closes the lifetime pipe: whoever still lives ends now, unless nothing can end it."""

@@ -30,6 +30,9 @@ class DaemonLink:
     def __init__(self, path: Path) -> None:
         self.geometry: EngineGeometry | None = None  # once the weights are loaded
         self.closed_because: str | None = None  # why nothing new is taken
+        self.not_ready: str | None = (
+            None  # why a request would wait or fail, as the launcher sees it
+        )
         self._path = path
         self._connection: AsyncConnection | None = None
         self._opening = asyncio.Lock()
@@ -67,6 +70,8 @@ class DaemonLink:
 
     async def why_not_ready(self) -> str | None:
         """None if a request would run now, else the reason why not."""
+        if self.not_ready is not None:
+            return self.not_ready
         try:
             connection = await self._connect_once()
         except (DaemonUnavailable, RequestError) as error:

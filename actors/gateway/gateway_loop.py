@@ -81,6 +81,8 @@ class GatewayLoop:
                 pass  # the connection to a text edge that has died tells of it, and is opened again
             case control.Drain():
                 link.closed_because = _STOPPING
+            case control.EngineState():
+                link.not_ready = message.not_ready
             case control.EngineFailed():
                 link.closed_because = message.message
             case control.Shutdown():

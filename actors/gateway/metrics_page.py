@@ -14,6 +14,9 @@ from pillion.runtime.paths import RunDir
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 STATUS_TIMEOUT_S: Final = 1.0
 
+# exited: without a word; failed: with a reason of its own; hung: killed for want of progress.
+RESTART_REASONS: Final = ("killed", "exited", "failed", "hung")
+
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -93,8 +96,12 @@ def _write_actors(page: Exposition, status: DaemonStatus) -> None:
     page.family(
         "pillion_actor_restarts_total",
         "counter",
-        "Lives of the actor beyond its first",
-        [("", {"actor": each.name}, each.epoch - 1) for each in status.actors],
+        "Lives of the actor that others followed, by how they ended",
+        [
+            ("", {"actor": each.name, "reason": reason}, each.restarts.get(reason, 0))
+            for each in status.actors
+            for reason in RESTART_REASONS
+        ],
     )
     page.family(
         "pillion_actor_memory_bytes",

@@ -6,10 +6,18 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pillion.messages.control import ActorStatus, DaemonStatus, EngineGeometry, StatusRequest
+from pillion.messages.control import (
+    ActorStatus,
+    DaemonStatus,
+    EngineGeometry,
+    ProbeReply,
+    ProbeRequest,
+    StatusRequest,
+)
 from pillion.runtime.control_socket import ControlClient
-from pillion.runtime.errors import PillionError
-from pillion.runtime.paths import run_dir
+from pillion.runtime.errors import DaemonUnavailable, PillionError
+from pillion.runtime.log import tail_offset
+from pillion.runtime.paths import RunDir, run_dir
 
 _MIB = 1024 * 1024
 
@@ -18,11 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which daemon, and for whom."""
     parser.add_argument("--name", default="default", help="name of the daemon (default: default)")
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
+    parser.add_argument(
+        "--probe",
+        choices=["live", "ready"],
+        help="ask this alone: the exit status is 0 for yes, and for no 1 with the reason",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the status; the exit status is 0 whenever the daemon answers."""
-    client = ControlClient(run_dir(arguments.name))
+    directory = run_dir(arguments.name)
+    try:
+        client = ControlClient(directory)
+    except DaemonUnavailable as error:
+        raise DaemonUnavailable(f"{error}{_how_it_ended(directory)}") from error
+    if arguments.probe is not None:
+        return _probe(client, arguments.probe)
     status = client.ask(StatusRequest())
     client.close()
     if not isinstance(status, DaemonStatus):
@@ -34,6 +53,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _probe(client: ControlClient, question: str) -> int:
+    reply = client.ask(ProbeRequest())
+    client.close()
+    if not isinstance(reply, ProbeReply):
+        raise PillionError(f"the daemon answers with {type(reply).__name__}")
+    yes = reply.is_live if question == "live" else reply.is_ready
+    print(question if yes else f"not {question}: {reply.reason}")
+    return 0 if yes else 1
+
+
+def _how_it_ended(directory: RunDir) -> str:
+    """What the daemon said last, if there was one."""
+    try:
+        with directory.log.open("rb") as log:
+            log.seek(tail_offset(directory.log, 1))
+            last = log.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return f"; the last line of {directory.log} is\n  {last}" if last else ""
+
+
 def describe(status: DaemonStatus) -> list[str]:
     """The lines that a person reads."""
     lines = [
@@ -42,10 +82,13 @@ def describe(status: DaemonStatus) -> list[str]:
     ]
     if status.failure is not None:
         lines.append(f"failure: {status.failure}")
+    elif status.not_ready is not None:
+        lines.append(f"not ready: {status.not_ready}")
     if status.geometry is not None:
         lines.append(_geometry(status.geometry))
     lines += ["", f"{'actor':13}{'state':10}{'pid':>8}{'memory':>11}{'cpu':>10}"]
     lines += [_actor(actor) for actor in status.actors]
+    lines += _restarts(status.actors)
     if status.start_phases:
         ready = "not ready yet"
         if status.ready_after_s is not None:
@@ -63,6 +106,18 @@ def _actor(actor: ActorStatus) -> str:
     pid = str(actor.pid) if actor.pid is not None else "-"
     memory = f"{actor.rss_bytes / _MIB:.0f} MiB"
     return f"{actor.name:13}{actor.state:10}{pid:>8}{memory:>11}{actor.cpu_seconds:>8.2f} s"
+
+
+def _restarts(actors: Iterable[ActorStatus]) -> list[str]:
+    lines = []
+    for actor in actors:
+        if actor.last_death_s_ago is not None:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in actor.restarts.items())
+            lines.append(
+                f"  {actor.name:13}{sum(actor.restarts.values())} ({kinds}), "
+                f"last {_duration(actor.last_death_s_ago)} ago: {actor.last_death}"
+            )
+    return ["", "restarts", *lines] if lines else []
 
 
 def _geometry(geometry: EngineGeometry) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pillion.messages.control import DaemonStatus, StatusRequest
+from pillion.messages.control import DaemonStatus, ProbeReply, ProbeRequest, StatusRequest
 from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.paths import RunDir
@@ -99,6 +99,16 @@ class FakeDaemon:
             client.close()
         assert isinstance(status, DaemonStatus)
         return status
+
+    def probe(self) -> ProbeReply:
+        """Asks the launcher whether the daemon is alive and ready."""
+        client = ControlClient(self.directory)
+        try:
+            reply = client.ask(ProbeRequest())
+        finally:
+            client.close()
+        assert isinstance(reply, ProbeReply)
+        return reply
 
     def answers(self) -> bool:
         """Whether the control socket answers."""

@@ -2,8 +2,12 @@
 
 import os
 import signal
+import time
 
 import pytest
+
+from pillion.messages.control import ProbeReply
+from pillion.runtime.cli import main
 
 from .conftest import FakeDaemon, StartDaemon, wait_until
 
@@ -44,11 +48,63 @@ def test_an_actor_that_is_killed_lives_again_and_everybody_knows(
     daemon.nothing_is_left()
 
 
+def test_the_daemon_says_that_it_recovers_and_from_what(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(config={"fault_flags": ["gpu_worker:delay_load=1500:epoch=2"]})
+    daemon.wait_state("ready")
+    assert daemon.probe() == ProbeReply(is_live=True, is_ready=True)
+    pid = daemon.wait_actors({"gpu_worker": "running"})["gpu_worker"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until("it is not ready", 2, lambda: not daemon.probe().is_ready)
+    cause = f"gpu_worker (pid {pid}) was killed by SIGKILL"
+    assert daemon.probe() == ProbeReply(
+        is_live=True, is_ready=False, reason=f"recovering gpu_worker: {cause}"
+    )
+    status = daemon.status()
+    assert (status.state, status.not_ready) == ("recovering", f"recovering gpu_worker: {cause}")
+    assert main(["status", "--name", "d", "--probe", "live"]) == 0
+    assert main(["status", "--name", "d", "--probe", "ready"]) == 1
+    status = daemon.wait_state("ready")
+    (worker,) = (actor for actor in status.actors if actor.name == "gpu_worker")
+    assert (worker.restarts, worker.last_death) == ({"killed": 1}, cause)
+    assert worker.last_death_s_ago is not None
+    assert 1.5 < worker.last_death_s_ago < 20
+    assert main(["status", "--name", "d", "--probe", "ready"]) == 0
+
+
+def test_a_life_that_fails_to_load_is_not_ready_and_the_next_one_is(
+    start_daemon: StartDaemon,
+) -> None:
+    daemon = start_daemon(config={"fault_flags": ["gpu_worker:fail_load:epoch=2"]})
+    daemon.wait_state("ready")
+    os.kill(daemon.wait_actors({"gpu_worker": "running"})["gpu_worker"], signal.SIGKILL)
+    wait_until("the third life has begun", 10, lambda: epochs(daemon)["gpu_worker"] == 3)
+    status = daemon.wait_state("ready")
+    (worker,) = (actor for actor in status.actors if actor.name == "gpu_worker")
+    assert worker.restarts == {"killed": 1, "failed": 1}
+    assert "the weights are missing" in str(worker.last_death)
+
+
+def test_death_is_seen_within_50_ms(start_daemon: StartDaemon) -> None:
+    """The fastest of some: what the machine does meanwhile can only add to it."""
+    daemon = start_daemon(config={"max_restarts": 100})
+    delays = []
+    for _ in range(5):
+        daemon.wait_state("ready")
+        pid = daemon.wait_actors({"kv_manager": "running"})["kv_manager"]
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        wait_until("it is not ready", 5, lambda: not daemon.probe().is_ready)
+        delays.append(time.monotonic() - began)
+    assert min(delays) < 0.05
+
+
 def test_a_new_life_hears_of_the_worker_that_lives(start_daemon: StartDaemon) -> None:
     """Scheduler and worker die together: the next scheduler gets the sizes of the next worker only."""
     daemon = start_daemon()
     daemon.wait_state("ready")
     pids = daemon.wait_actors({"scheduler": "running"})
+    first = "scheduler got EngineGeometry(epoch=1"
+    wait_until(first, 5, lambda: said(daemon, first))
     for victim in ("gpu_worker", "scheduler"):
         os.kill(pids[victim], signal.SIGKILL)
     wait_until(
@@ -57,6 +113,8 @@ def test_a_new_life_hears_of_the_worker_that_lives(start_daemon: StartDaemon) ->
         lambda: epochs(daemon)["scheduler"] == epochs(daemon)["gpu_worker"] == 2,
     )
     daemon.wait_state("ready")
+    last = "scheduler got EngineGeometry(epoch=2"
+    wait_until(last, 5, lambda: said(daemon, last))
     lines = daemon.directory.log.read_text().splitlines()
     told = [line for line in lines if line.startswith("scheduler got EngineGeometry")]
     assert [line.partition("epoch=")[2][0] for line in told] == ["1", "2"]

@@ -61,6 +61,13 @@ async def test_embeddings_are_not_offered(rig: GatewayRig) -> None:
 async def test_probes(rig: GatewayRig) -> None:
     for path in ("/live", "/ready", "/health"):
         assert (await rig.get(path)).status == 200
+    rig.gateway.link.not_ready = "recovering gpu_worker"
+    assert (await rig.get("/live")).status == 200
+    for path in ("/ready", "/health"):
+        answer = await rig.get(path)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert answer.error["message"] == "recovering gpu_worker"
+    rig.gateway.link.not_ready = None
     rig.gateway.link.closed_because = "the daemon is stopping"
     assert (await rig.get("/live")).status == 200
     for path in ("/ready", "/health"):

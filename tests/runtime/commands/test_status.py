@@ -1,9 +1,14 @@
 """`pillion status`: what a person reads."""
 
+from pathlib import Path
+
 import msgspec
+import pytest
 
 from pillion.messages.control import ActorStatus, DaemonStatus, EngineGeometry, KvGroupGeometry
+from pillion.runtime.cli import main
 from pillion.runtime.commands.status import describe
+from pillion.runtime.paths import RunDir
 
 GEOMETRY = EngineGeometry(
     epoch=1,
@@ -88,3 +93,37 @@ def test_a_daemon_that_fails_before_it_knows_anything() -> None:
 
 def test_long_uptimes() -> None:
     assert "up 30 h 1 min" in describe(msgspec.structs.replace(STATUS, uptime_s=108_060.0))[0]
+
+
+def test_what_was_restarted_and_why() -> None:
+    worker = msgspec.structs.replace(
+        WORKER,
+        restarts={"killed": 2, "hung": 1},
+        last_death="gpu_worker (pid 5) hung: it is stopped",
+        last_death_s_ago=130.0,
+    )
+    lines = describe(
+        msgspec.structs.replace(
+            STATUS, actors=[worker], state="recovering", not_ready="recovering gpu_worker"
+        )
+    )
+    assert lines[1] == "not ready: recovering gpu_worker"
+    assert lines[lines.index("restarts") + 1] == (
+        "  gpu_worker   3 (2 killed, 1 hung), last 2 min ago: gpu_worker (pid 5) hung: it is stopped"
+    )
+
+
+def test_a_daemon_that_is_gone_left_a_last_line(
+    runtime_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--name", "gone"]) == 1
+    assert "last line" not in capsys.readouterr().err
+    directory = RunDir(runtime_root / "gone")
+    directory.create()
+    directory.log.write_text("a line\nfailed: gpu_worker (pid 1) was killed by SIGKILL\n")
+    assert main(["status", "--name", "gone"]) == 1
+    error = capsys.readouterr().err
+    assert "no daemon named 'gone' is running" in error
+    assert error.endswith(
+        f"the last line of {directory.log} is\n  failed: gpu_worker (pid 1) was killed by SIGKILL\n"
+    )
