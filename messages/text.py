@@ -146,6 +146,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int
     cache_miss_reason: str
+    reasoning_tokens: int = 0  # of completion_tokens, where reasoning was asked apart from the text
 
 
 class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):

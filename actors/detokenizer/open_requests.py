@@ -27,6 +27,7 @@ class OpenSample:
         "last_sent",
         "logprobs",
         "matcher",
+        "num_reasoning_tokens",
         "num_sent",
         "parsed",
         "parser",
@@ -50,6 +51,7 @@ class OpenSample:
         # Of a chat whose reasoning and calls come apart; the text goes through them then.
         self.parser: OutputParser | None = None
         self.parsed: ParsedOutput | None = None
+        self.num_reasoning_tokens = 0
         self.logprobs: list[LogprobRow] = []  # of tokens that the client does not have yet
         self.dirty = False
         self.last_sent = False  # the last chunk is on its way
@@ -83,9 +85,10 @@ class OpenSample:
         if self.text is None:
             return None
         piece = self.text.push(token_id)
-        if not piece:
-            return None
-        return self._take_text(piece)
+        stop = self._take_text(piece) if piece else None
+        if self.thinks:
+            self.num_reasoning_tokens += 1
+        return stop
 
     def take_silent(self, token_id: int) -> None:
         """One more token whose text the client shall not see: the stop token."""

@@ -235,6 +235,7 @@ def _usage(request: OpenRequest) -> Usage:
         completion_tokens=sum(len(sample.token_ids) for sample in request.samples),
         cached_tokens=request.num_cached_tokens or 0,
         cache_miss_reason=request.miss_reason,
+        reasoning_tokens=sum(sample.num_reasoning_tokens for sample in request.samples),
     )
 
 

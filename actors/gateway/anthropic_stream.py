@@ -25,6 +25,7 @@ from pillion.actors.gateway.anthropic_replies import (
 )
 from pillion.actors.gateway.events import AnswerShape, named_event
 from pillion.actors.gateway.http_errors import HttpError
+from pillion.actors.gateway.sample import ordered_parts
 from pillion.actors.gateway.usage import UsageCount
 from pillion.messages.ids import FinishReason
 from pillion.messages.text import GenerateChunk, ToolCallDelta
@@ -91,18 +92,15 @@ class MessageStream(AnswerShape):
         self._new.append(MessageStart(message=answer))
 
     def _take(self, chunk: GenerateChunk) -> None:
-        if chunk.reasoning:
-            self._enter("thinking", ThinkingBlock(thinking=""))
-            self._tell(ThinkingDelta(thinking=chunk.reasoning))
-        calls = list(chunk.tool_calls)
-        # What goes on of a call comes before text that follows it.
-        if calls and not calls[0].id:
-            self._take_call(calls.pop(0))
-        if chunk.text:
-            self._enter("text", TextBlock(text=""))
-            self._tell(TextDelta(text=chunk.text))
-        for call in calls:
-            self._take_call(call)
+        for kind, part in ordered_parts(chunk):
+            if isinstance(part, ToolCallDelta):
+                self._take_call(part)
+            elif kind == "reasoning":
+                self._enter("thinking", ThinkingBlock(thinking=""))
+                self._tell(ThinkingDelta(thinking=part))
+            else:
+                self._enter("text", TextBlock(text=""))
+                self._tell(TextDelta(text=part))
         if chunk.finish_reason is not None:
             reason, sequence = stop_of(chunk.finish_reason, chunk.stop_reason)
             self._ending = Ending(stop_reason=reason, stop_sequence=sequence)

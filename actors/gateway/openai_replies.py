@@ -17,6 +17,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: Annotated[int, Meta(description="prompt tokens that were in the prefix cache")]
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """What the answer's tokens were spent on."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of a whole request."""
 
@@ -25,6 +31,9 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: Annotated[
         PromptTokensDetails | UnsetType, Meta(description="not before the end")
+    ] = UNSET
+    completion_tokens_details: Annotated[
+        CompletionTokensDetails | UnsetType, Meta(description="not before the end")
     ] = UNSET
 
 

@@ -6,7 +6,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from pillion.actors.gateway import model_routes
+from pillion.actors.gateway import model_routes, response_builder
 from pillion.actors.gateway.anthropic_messages import count_tokens, messages
 from pillion.actors.gateway.anthropic_replies import AnthropicAnswer, Event, TokenCount
 from pillion.actors.gateway.anthropic_requests import CountTokensRequest, MessagesRequest
@@ -32,6 +32,9 @@ from pillion.actors.gateway.openai_requests import (
     EmbeddingBody,
     TokenizeBody,
 )
+from pillion.actors.gateway.responses import responses
+from pillion.actors.gateway.responses_replies import Response
+from pillion.actors.gateway.responses_requests import ResponsesRequest
 
 Serve = Callable[[Gateway, Exchange, bytes], Awaitable[None]]
 
@@ -67,6 +70,14 @@ ROUTES: Final = (
         body=CompletionRequest,
         answer=Completion,
         events=(Completion,),
+    ),
+    RouteSpec(
+        "POST",
+        "/v1/responses",
+        responses,
+        body=ResponsesRequest,
+        answer=Response,
+        events=get_args(response_builder.Event),
     ),
     RouteSpec(
         "POST",

@@ -1,11 +1,30 @@
 """One answer of the model as far as it has come."""
 
+from collections.abc import Iterator
+from typing import Literal
+
 from pillion.actors.gateway.logprob_shapes import chat_logprobs
 from pillion.actors.gateway.openai_replies import ChatTokenLogprob
 from pillion.messages.codec import unpack_ids
 from pillion.messages.ids import FinishReason
-from pillion.messages.text import GenerateChunk
+from pillion.messages.text import GenerateChunk, ToolCallDelta
 from pillion.runtime.outputs import ToolCall
+
+PartKind = Literal["reasoning", "text", "call"]
+
+
+def ordered_parts(chunk: GenerateChunk) -> Iterator[tuple[PartKind, str | ToolCallDelta]]:
+    """What a chunk brings, in the order in which the model said it."""
+    if chunk.reasoning:
+        yield "reasoning", chunk.reasoning
+    calls = list(chunk.tool_calls)
+    # What goes on of a call comes before text that follows it.
+    if calls and not calls[0].id:
+        yield "call", calls.pop(0)
+    if chunk.text:
+        yield "text", chunk.text
+    for call in calls:
+        yield "call", call
 
 
 class Sample:

@@ -5,8 +5,17 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from pillion.actors.gateway.anthropic_replies import AnthropicUsage
-from pillion.actors.gateway.openai_replies import PromptTokensDetails, Usage
+from pillion.actors.gateway.openai_replies import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Usage,
+)
 from pillion.actors.gateway.openai_requests import StreamOptions
+from pillion.actors.gateway.responses_replies import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseUsage,
+)
 from pillion.messages.codec import num_ids
 from pillion.messages.text import GenerateChunk
 
@@ -29,6 +38,7 @@ class UsageCount:
         self._cached_tokens = 0
         self._output_tokens = 0
         self._early_prompt_tokens = 0
+        self._reasoning_tokens = 0
 
     def add(self, chunk: GenerateChunk) -> None:
         """Counts what a chunk brings."""
@@ -38,6 +48,7 @@ class UsageCount:
         if chunk.usage is not None:
             self._prompt_tokens += chunk.usage.prompt_tokens
             self._cached_tokens += chunk.usage.cached_tokens
+            self._reasoning_tokens += chunk.usage.reasoning_tokens
 
     def so_far(self) -> Usage:
         """Counts while the request goes on; prompts count from their first chunk."""
@@ -52,6 +63,7 @@ class UsageCount:
             output_tokens,
             self._prompt_tokens + output_tokens,
             PromptTokensDetails(self._cached_tokens),
+            CompletionTokensDetails(self._reasoning_tokens),
         )
 
     def anthropic(self) -> AnthropicUsage:
@@ -61,6 +73,16 @@ class UsageCount:
             input_tokens=prompt_tokens - self._cached_tokens,
             output_tokens=self._output_tokens,
             cache_read_input_tokens=self._cached_tokens,
+        )
+
+    def of_response(self) -> ResponseUsage:
+        """Counts at the end, as the newer API of OpenAI has them."""
+        return ResponseUsage(
+            input_tokens=self._prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=self._cached_tokens),
+            output_tokens=self._output_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=self._reasoning_tokens),
+            total_tokens=self._prompt_tokens + self._output_tokens,
         )
 
     def of_event(self, mode: UsageMode) -> Usage | UnsetType | None:

@@ -172,6 +172,7 @@ def test_a_sample_knows_where_its_answer_begins(rig: EdgeRig) -> None:
         rig.step((admitted.request_id, start + place, [token_id], 0))
         seen.append(sample.thinks)
     assert seen == [True] * 15 + [False] * 2
+    assert sample.num_reasoning_tokens == 15
 
 
 def test_a_continued_message_goes_on_where_it_was(rig: EdgeRig) -> None:
