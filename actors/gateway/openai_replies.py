@@ -33,7 +33,8 @@ class Usage(msgspec.Struct, frozen=True):
         PromptTokensDetails | UnsetType, Meta(description="not before the end")
     ] = UNSET
     completion_tokens_details: Annotated[
-        CompletionTokensDetails | UnsetType, Meta(description="not before the end")
+        CompletionTokensDetails | UnsetType,
+        Meta(description="not before the end, and only where the model has reasoned"),
     ] = UNSET
 
 

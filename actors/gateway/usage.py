@@ -63,7 +63,7 @@ class UsageCount:
             output_tokens,
             self._prompt_tokens + output_tokens,
             PromptTokensDetails(self._cached_tokens),
-            CompletionTokensDetails(self._reasoning_tokens),
+            CompletionTokensDetails(self._reasoning_tokens) if self._reasoning_tokens else UNSET,
         )
 
     def anthropic(self) -> AnthropicUsage:

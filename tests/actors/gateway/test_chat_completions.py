@@ -33,7 +33,6 @@ async def test_a_whole_answer_has_openais_shape(rig: GatewayRig) -> None:
             "completion_tokens": 2,
             "total_tokens": 5,
             "prompt_tokens_details": {"cached_tokens": 2},
-            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 
