@@ -109,11 +109,14 @@ def _sampling(request: MessagesRequest) -> SamplingParams:
 
 
 def _template_arguments(request: ConversationFields) -> dict[str, Any] | None:
-    """Whether to think, under the names that chat templates use."""
-    if request.thinking is None:
-        return None
-    thinks = request.thinking.type != "disabled"
-    return {"enable_thinking": thinks, "thinking": thinks}
+    """Whether and how much to think, under the names that chat templates use."""
+    arguments: dict[str, Any] = {}
+    if request.output_config is not None and request.output_config.effort is not None:
+        arguments["reasoning_effort"] = request.output_config.effort
+    if request.thinking is not None:
+        thinks = request.thinking.type != "disabled"
+        arguments |= {"enable_thinking": thinks, "thinking": thinks}
+    return arguments or None
 
 
 async def _whole(model: str, answers: Answers) -> AnthropicAnswer:

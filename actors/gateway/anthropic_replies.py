@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -35,6 +35,12 @@ class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+class AnthropicTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer's tokens were spent on."""
+
+    thinking_tokens: int
+
+
 class AnthropicUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a request. In `message_start` it is not known yet what was cached."""
 
@@ -42,6 +48,10 @@ class AnthropicUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
+    output_tokens_details: Annotated[
+        AnthropicTokensDetails | UnsetType,
+        Meta(description="at the end, where the model has reasoned"),
+    ] = UNSET
 
 
 class AnthropicAnswer(msgspec.Struct, frozen=True, kw_only=True):

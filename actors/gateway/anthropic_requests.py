@@ -51,6 +51,14 @@ class AnthropicThinking(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class AnthropicOutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer shall be like."""
+
+    effort: Annotated[
+        str | None, Meta(description="a variable of the chat template, `reasoning_effort`")
+    ] = None
+
+
 class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
     """What both routes read."""
 
@@ -64,6 +72,7 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: AnthropicThinking | None = None
+    output_config: AnthropicOutputConfig | None = None
 
 
 class MessagesRequest(ConversationFields, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from pillion.actors.gateway.anthropic_replies import AnthropicUsage
+from pillion.actors.gateway.anthropic_replies import AnthropicTokensDetails, AnthropicUsage
 from pillion.actors.gateway.openai_replies import (
     CompletionTokensDetails,
     PromptTokensDetails,
@@ -73,6 +73,11 @@ class UsageCount:
             input_tokens=prompt_tokens - self._cached_tokens,
             output_tokens=self._output_tokens,
             cache_read_input_tokens=self._cached_tokens,
+            output_tokens_details=(
+                AnthropicTokensDetails(thinking_tokens=self._reasoning_tokens)
+                if self._reasoning_tokens
+                else UNSET
+            ),
         )
 
     def of_response(self) -> ResponseUsage:

@@ -150,7 +150,7 @@ def test_models_and_errors(client: openai.OpenAI, served: Served) -> None:
     assert refused.value.code == "unsupported"
     with pytest.raises(openai.BadRequestError, match="max_model_len") as too_long:
         client.completions.create(prompt="word " * 2000, model=MODEL)
-    assert too_long.value.param == "prompt"
+    assert (too_long.value.param, too_long.value.code) == ("prompt", "context_length_exceeded")
     with pytest.raises(openai.BadRequestError, match="token ids from 0 to") as beyond:
         client.completions.create(prompt="a", model=MODEL, logit_bias={"999999": 1})
     assert beyond.value.param == "logit_bias"
@@ -163,6 +163,57 @@ def test_models_and_errors(client: openai.OpenAI, served: Served) -> None:
         pytest.raises(openai.AuthenticationError),
     ):
         stranger.models.list()
+
+
+def test_responses_whole_and_streamed_are_the_same(client: openai.OpenAI) -> None:
+    fields: Any = {
+        "model": MODEL,
+        "input": "Name three colours.",
+        "instructions": "Be brief.",
+        "temperature": 0,
+        "max_output_tokens": NUM_TOKENS,
+    }
+    whole = client.responses.create(**fields)
+    assert whole.output_text
+    assert whole.status == "incomplete"
+    assert whole.incomplete_details is not None
+    assert whole.incomplete_details.reason == "max_output_tokens"
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == NUM_TOKENS
+    with client.responses.stream(**fields) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(pieces) == whole.output_text
+    raw = list(client.responses.create(stream=True, **fields))
+    assert raw[-1].type == "response.incomplete"
+    assert raw[-1].response.output_text == whole.output_text
+    with pytest.raises(openai.BadRequestError, match="keeps no responses"):
+        client.responses.create(previous_response_id=whole.id, **fields)
+
+
+def test_a_conversation_with_tools(client: openai.OpenAI) -> None:
+    function: Any = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    messages: Any = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Rain."},
+    ]
+    tools: Any = [{"type": "function", "function": function}]
+    whole = client.chat.completions.create(messages=messages, tools=tools, **GREEDY)
+    assert whole.choices[0].finish_reason == "length"
+    items: Any = [
+        {"role": "user", "content": "Name three colours."},
+        {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "Rain."},
+    ]
+    response = client.responses.create(
+        model=MODEL,
+        input=items,
+        tools=[{"type": "function", "strict": True, **function}],
+        temperature=0,
+        max_output_tokens=NUM_TOKENS,
+    )
+    assert response.output_text == whole.choices[0].message.content
 
 
 def test_a_stream_that_is_left_ends_in_the_daemon(client: openai.OpenAI, served: Served) -> None:

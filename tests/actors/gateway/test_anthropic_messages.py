@@ -142,6 +142,7 @@ async def test_a_conversation_reaches_the_daemon_as_a_chat(rig: GatewayRig) -> N
         tools=[TOOL],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
         thinking={"type": "disabled"},
+        output_config={"effort": "low"},
         stop_sequences=["x"],
         temperature=0.5,
         top_p=0.9,
@@ -171,7 +172,11 @@ async def test_a_conversation_reaches_the_daemon_as_a_chat(rig: GatewayRig) -> N
     function = {"name": "f", "description": "does f", "parameters": {"type": "object"}}
     assert request.tools == [{"type": "function", "function": function}]
     assert (request.tool_choice, request.parallel_tool_calls) == ("required", False)
-    assert request.chat_template_kwargs == {"enable_thinking": False, "thinking": False}
+    assert request.chat_template_kwargs == {
+        "reasoning_effort": "low",
+        "enable_thinking": False,
+        "thinking": False,
+    }
     assert request.sampling_params is not None
     assert replace(request.sampling_params, seed=None) == SamplingParams(
         max_tokens=100, temperature=0.5, top_p=0.9, top_k=3, stop=["x"]
