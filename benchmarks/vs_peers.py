@@ -20,6 +20,7 @@ ended; samples of other machines are never compared. `--script NAME=FILE` adds a
 what peers/child.py speaks.
 """
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -36,16 +37,15 @@ def run_group(models: Sequence[str], options: Options, samples: Samples, deadlin
     """Loads some models on all engines and measures until all rounds are done or time is up."""
     cells = options.cells(models)
     schedule = Schedule(cells, options.rounds_of, deadline, lambda cell: len(samples.of(cell.key)))
-    if all(map(schedule.is_done, cells)):
-        return
-    rig = Rig(models, options)
-    try:
-        for cell in cells:
-            if not rig.has(cell):
-                schedule.drop(cell, "its engine is not loaded")
-        _measure(rig, schedule, samples)
-    finally:
-        rig.close()
+    if schedule.left_s() > 0 and not all(map(schedule.is_done, cells)):
+        rig = Rig(models, options, deadline)
+        try:
+            for cell in cells:
+                if not rig.has(cell):
+                    schedule.drop(cell, "its engine is not loaded")
+            _measure(rig, schedule, samples)
+        finally:
+            rig.close()
     for cell in cells:
         if not schedule.is_done(cell):
             reason = schedule.dropped.get(cell, "no time left")
@@ -76,6 +76,8 @@ def _line(sample: Sample) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     deadline_from = time.monotonic()
+    # The engines live in sessions of their own, so nobody else would end them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = parse("Pillion beside vLLM and SGLang on one card, in turn.", argv)
     samples = Samples(options.out, results.this_machine())
     for models in options.models:

@@ -24,7 +24,7 @@ from typing import Any
 
 # Requests in flight of one process; beyond, the load itself would be what is measured.
 PER_PROCESS = 64
-START_S = 2.0  # until all processes are up
+START_S = 1.2  # until all processes are up
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
 
 

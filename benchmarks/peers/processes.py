@@ -36,6 +36,8 @@ class Group:
         self.log = log
         self.started = time.monotonic()
         environment = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false")
+        # Engines that start together must not write to one cache of compiled code.
+        environment["VLLM_CACHE_ROOT"] = str(log.with_suffix(".cache"))
         if site is not None:
             environment["PYTHONPATH"] = site
             # Kernels that were made ahead lie beside the packages.
@@ -135,6 +137,8 @@ class EngineProcess(Group):
         while b"\n" not in self._pending:
             left = max(0.0, deadline - time.monotonic())
             if not select.select([self._answers], [], [], left)[0]:
+                # Its answer would be taken for that of the next request.
+                self.end()
                 raise ProcessFailed(f"{self.name} did not answer within {timeout_s:.0f} s")
             data = os.read(self._answers, 1 << 16)
             if not data:

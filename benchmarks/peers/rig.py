@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +29,17 @@ Found = tuple[str, float, str, dict[str, Any]]
 class Rig:
     """Starts everything at once and waits until it is ready; what fails is said and left out."""
 
-    def __init__(self, models: Sequence[str], options: Options) -> None:
+    def __init__(self, models: Sequence[str], options: Options, deadline: float) -> None:
         self._options = options
+        self._deadline = deadline  # of time.monotonic(): nothing is waited for beyond it
         self._engines: dict[tuple[str, str], EngineProcess] = {}
         self._servers: dict[tuple[str, str], Server] = {}
         self._seed = 0
-        base = Path(tempfile.gettempdir()) / "pillion-vs-peers"
-        for model in models:
-            folder = write_model(model, base)
-            for name in options.engines:
-                self._start(model, name, folder)
-        for key, process in list(self._engines.items()):
-            if not _comes_up(process, partial(process.read, options.patience)):
-                self._engines.pop(key)
-        for key, server in list(self._servers.items()):
-            if not _comes_up(server.group, partial(server.wait_ready, options.patience)):
-                self._servers.pop(key)
+        try:
+            self._start_all(models)
+        except BaseException:
+            self.close()
+            raise
 
     def has(self, cell: Cell) -> bool:
         """Whether the engine of a cell is loaded."""
@@ -109,10 +103,12 @@ class Rig:
 
     def _run(self, cell: Cell, *requests: dict[str, Any]) -> list[dict[str, Any]]:
         process = self._engines[cell.model, cell.engine]
-        patience = self._options.patience
         with only(process, self._may_freeze()):
-            process.ask(WAKE, patience)
-            return [process.ask(request, patience) for request in requests]
+            process.ask(WAKE, self._patience_s())
+            return [process.ask(request, self._patience_s()) for request in requests]
+
+    def _patience_s(self) -> float:
+        return max(0.0, min(self._options.patience, self._deadline - time.monotonic()))
 
     def _load(self, count: int, num_input: int, num_output: int) -> dict[str, Any]:
         self._seed += 1
@@ -124,6 +120,19 @@ class Rig:
     def _may_freeze(self) -> list[Group]:
         """Not Pillion: it takes no processor time while it waits, and its launcher watches its actors."""
         return [group for group in self._groups() if not group.name.startswith("pillion")]
+
+    def _start_all(self, models: Sequence[str]) -> None:
+        base = Path(tempfile.gettempdir()) / "pillion-vs-peers"
+        for model in models:
+            folder = write_model(model, base)
+            for name in self._options.engines:
+                self._start(model, name, folder)
+        for key, process in list(self._engines.items()):
+            if not _comes_up(process, lambda p=process: p.read(self._patience_s())):
+                self._engines.pop(key)
+        for key, server in list(self._servers.items()):
+            if not _comes_up(server.group, lambda s=server: s.wait_ready(self._patience_s())):
+                self._servers.pop(key)
 
     def _start(self, model: str, name: str, folder: Path) -> None:
         options = self._options

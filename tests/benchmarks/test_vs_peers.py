@@ -48,6 +48,7 @@ def test_without_time_nothing_is_measured_and_that_is_said(
 ) -> None:
     run(tmp_path, "--cases=decode", "--budget=0")
     assert not (tmp_path / "samples.json").exists()
+    assert not list(tmp_path.glob("*.log"))  # nor was anything started
     assert "missing: tiny decode 1 one: no time left" in capsys.readouterr().out
 
 
