@@ -11,6 +11,7 @@ from pillion.messages.control import DaemonStatus
 from pillion.runtime.bench.engine import (
     client_of,
     geometry_of,
+    kernel_cache,
     private_daemon,
     random_prompt,
     seconds_per_step,
@@ -125,17 +126,20 @@ def throughput(
     return report
 
 
-def startup(config: EngineConfig, repeats: int) -> Report:
-    """From starting the process to the first token, and where the time goes."""
+def startup(config: EngineConfig, repeats: int, *, cold: bool = False) -> Report:
+    """From starting the process to the first token, and where the time goes.
+
+    Each `cold` start finds no compiled kernels.
+    """
     report = Report(
-        "start-up: seconds from process start",
+        "start-up: seconds from process start" + (", kernels not compiled" if cold else ""),
         ["run", "ready s", "first token s"],
         plot_columns=("run", "ready s", "first token s"),
     )
     phases: dict[str, list[float]] = {}
     for number in range(repeats):
         start = time.perf_counter()
-        with private_daemon(config) as daemon:
+        with kernel_cache(empty=cold), private_daemon(config) as daemon:
             ready_s = time.perf_counter() - start
             asyncio.run(_one_answer(daemon, 1))
             report.rows.append([number, ready_s, time.perf_counter() - start])

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pillion.runtime.errors import PillionError
 from pillion.runtime.outputs import RequestMetrics
 
 STATUS_TIMEOUT_S = 5.0
+KERNEL_CACHE = "TRITON_CACHE_DIR"
 
 
 @dataclass(slots=True)
@@ -44,6 +46,24 @@ def private_daemon(config: EngineConfig) -> Iterator[DaemonProcess]:
         yield daemon
     finally:
         daemon.stop()
+
+
+@contextlib.contextmanager
+def kernel_cache(*, empty: bool) -> Iterator[None]:
+    """Daemons that are started meanwhile find the kernels compiled so far; with `empty`, none."""
+    if not empty:
+        yield
+        return
+    before = os.environ.get(KERNEL_CACHE)
+    with tempfile.TemporaryDirectory(prefix="pillion-cold-") as folder:
+        os.environ[KERNEL_CACHE] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[KERNEL_CACHE]
+            else:
+                os.environ[KERNEL_CACHE] = before
 
 
 def status_of(daemon: DaemonProcess) -> DaemonStatus:

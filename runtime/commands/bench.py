@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shortest", type=int, default=16, help="least tokens of throughput")
     parser.add_argument("--longest", type=int, default=128, help="most tokens of throughput")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of idle")
+    parser.add_argument(
+        "--cold", action="store_true", help="startup without kernels that are compiled already"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs of each measurement")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
     parser.add_argument(
@@ -90,7 +93,7 @@ def _runner(arguments: argparse.Namespace, config: EngineConfig) -> Callable[[],
             bounds = arguments.shortest, arguments.longest
             return lambda: cases.throughput(config, arguments.requests or 32, *bounds, repeats)
         case "startup":
-            return lambda: cases.startup(config, repeats)
+            return lambda: cases.startup(config, repeats, cold=arguments.cold)
         case "bubble":
             batches = _batches(arguments.batch)
             lengths = arguments.input_len, arguments.output_len
