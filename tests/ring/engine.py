@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fake_edge import FakeEdge, make_request, make_sampling
 from fake_model import FakeModel
-from fake_worker import FakeRow, FakeWorker, fake_geometry
+from fake_worker import FakeRow, FakeWorker, Fault, fake_geometry
 from memory_ring import NS_PER_US, Life, Pace, RingSimulation
 
 from pillion.actors.kv_manager.kv_manager import KvManager
@@ -33,6 +33,7 @@ INBOXES: Final[dict[str, Any]] = {
     "detokenizer": DetokenizerInbox,
 }
 # From an actor's death to the first turn of its next life, and from there to the launcher's word of it.
+LOAD_US: Final = 100_000
 RESTART_US: Final = (0, 60_000)
 
 
@@ -61,7 +62,7 @@ class Engine:
         sizes: EngineSizes | None = None,
         pace: Pace | None = None,
         verify_every: int = 50,
-        fails: Callable[[list[FakeRow]], bool] = lambda rows: False,
+        fails: Callable[[list[FakeRow]], Fault | None] = lambda rows: None,
     ) -> None:
         self._fails = fails
         self.sizes = sizes = sizes or EngineSizes()
@@ -72,6 +73,7 @@ class Engine:
         self.worker: FakeWorker
         self.scheduler: Scheduler
         self.num_kills = 0
+        self.num_lost_devices = 0
         self._epochs = dict.fromkeys(INBOXES, 1)
         self._announced = dict.fromkeys(INBOXES, 1)
         self._verify_every = verify_every
@@ -92,12 +94,14 @@ class Engine:
         self.ring.wake("detokenizer")
 
     def recall(self, num_blocks: int) -> None:
-        """The KV manager wants blocks back."""
+        """The KV manager wants blocks back that it has leased."""
+        if self.scheduler._engine is None:
+            return
         recall = RecallLease(
             epoch=self._epochs["kv_manager"],
             group=0,
             num_blocks=num_blocks,
-            worker_epoch=self._announced["gpu_worker"],
+            worker_epoch=self.scheduler._term.worker_epoch,
         )
         kv_manager, scheduler = (Life(n, self._epochs[n]) for n in ("kv_manager", "scheduler"))
         self.ring.send(kv_manager, scheduler, recall)
@@ -109,6 +113,13 @@ class Engine:
         self.num_kills += 1
         self.ring.kill(name)
         self.ring.call_later(self._draw_ns(), lambda: self._restart(name))
+
+    def _end_worker(self) -> None:
+        """It has said its last word and exits; to load again takes it longer than that word its way."""
+        if self.ring.epoch_of("gpu_worker") is not None:
+            self.num_lost_devices += 1
+            self.ring.kill("gpu_worker", loses_words=False)
+            self.ring.call_later(LOAD_US * NS_PER_US, lambda: self._restart("gpu_worker"))
 
     def _restart(self, name: str) -> None:
         self._epochs[name] += 1
@@ -238,6 +249,8 @@ class Engine:
         )
 
     def _after_turn(self, name: str) -> None:
+        if name == "gpu_worker" and self.worker.finished:
+            self._end_worker()
         if self.ring.num_turns % self._verify_every == 0:
             self.kv_manager.verify()
 

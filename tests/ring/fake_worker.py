@@ -6,8 +6,8 @@ would attend over is its own past. That finds blocks reused too early, wrong pre
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import assert_never
+from dataclasses import dataclass, field, replace
+from typing import Literal, assert_never
 
 from fake_model import FakeModel, next_state, states_of
 
@@ -19,6 +19,9 @@ from pillion.messages.inboxes import WorkerInbox
 from pillion.messages.sampling import TokenSampling
 from pillion.messages.steps import NewSequence, StepFailure, StepOutput, StepPlan
 from pillion.runtime.errors import InvariantBroken
+
+# How a step fails: alone, or with the device and all steps that were launched.
+Fault = Literal["step", "device"]
 
 _NEVER_WRITTEN = -1
 _SPOILED = -2
@@ -61,7 +64,8 @@ class LaunchedStep:
     plan_epoch: int
     plan_id: int
     execution: int
-    samples: list[Sample]
+    rows: list[FakeRow]
+    samples: list[Sample] = field(default_factory=list)
     failure: StepFailure | None = None
 
 
@@ -125,7 +129,7 @@ class FakeWorker:
         steps_in_flight: int = 2,
         check_kv: bool = True,
         epoch: int = 1,
-        fails: Callable[[list[FakeRow]], bool] = lambda rows: False,
+        fails: Callable[[list[FakeRow]], Fault | None] = lambda rows: None,
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
@@ -217,19 +221,13 @@ class FakeWorker:
             return False
         plan = self._plan
         active = self._compute_rows(plan, first=self._executions == 0)
-        step = LaunchedStep(self._next_step_id, plan.epoch, plan.plan_id, self._executions, [])
-        self._launched.append(step)
         rows = [row for _, row in active]
-        if rows and self._fails(rows):
-            step.failure = StepFailure(
-                message="a fake fault", sequence_ids=pack_int64(row.sequence_id for row in rows)
-            )
-            self.counters["failed_steps"] += 1
-            self._next_step_id += 1
-            self._pool.spoil(rows)
-            self._clear()
-            self._awaits_fresh_plan = True
+        step = LaunchedStep(self._next_step_id, plan.epoch, plan.plan_id, self._executions, rows)
+        fault = self._fails(rows) if rows else None
+        if fault is not None:
+            self._fail(step, fault)
             return True
+        self._launched.append(step)
         step.samples = self._sample_rows(active)
         self.counters["repeats"] += self._executions > 0
         self._next_step_id += 1
@@ -237,6 +235,28 @@ class FakeWorker:
         if self._executions >= plan.repeat:
             self._plan = None
         return True
+
+    def _fail(self, step: LaunchedStep, fault: Fault) -> None:
+        """The step is answered without rows, and nothing is left of the table."""
+        self._pool.spoil(step.rows)
+        if fault == "device" and self._launched:
+            rows = [row for launched in self._launched for row in launched.rows]
+            step = replace(self._launched[0], rows=[*rows, *step.rows], samples=[])
+            self._launched.clear()
+        step.failure = StepFailure(
+            message="a fake fault",
+            sequence_ids=pack_int64({row.sequence_id for row in step.rows}),
+            device_lost=fault == "device",
+        )
+        self.counters["failed_steps"] += 1
+        self._launched.append(step)
+        self._next_step_id = step.step_id + 1
+        if fault == "device":
+            self._collect()
+            self.finished = True
+        else:
+            self._clear()
+            self._awaits_fresh_plan = True
 
     def _apply(self, plan: StepPlan) -> None:
         if plan.repeat < 1:

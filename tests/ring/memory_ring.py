@@ -91,13 +91,13 @@ class RingSimulation:
         self._actors[name] = Actor(Life(name, epoch), core, Codec(union), Lives(peer_epochs))
         self._names.add(name)
 
-    def kill(self, name: str) -> None:
-        """The actor is gone with all that was on its way to it; the last of what it had sent may be lost."""
+    def kill(self, name: str, loses_words: bool = True) -> None:
+        """The actor is gone with all that was on its way to it; the last of what it had sent may be lost too."""
         life = self._actors.pop(name).life
         for (sender, receiver), link in list(self._links.items()):
             if receiver == life:
                 del self._links[sender, receiver]
-            elif sender == life:
+            elif sender == life and loses_words:
                 for _ in range(self.chance.randint(0, len(link.frames))):
                     link.frames.pop()
 

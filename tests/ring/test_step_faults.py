@@ -5,11 +5,13 @@ The fake worker spoils the cells that a failed step wrote, and refuses to read a
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from engine import Engine, EngineSizes, RandomLoad
 from fake_edge import make_request, make_sampling
-from fake_worker import FakeRow
+from fake_worker import FakeRow, Fault
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from memory_ring import Pace
@@ -24,19 +26,20 @@ PACES = (
 class Faults:
     """Which steps fail: some by chance, if two rows share them, and all with a culprit that is far enough."""
 
-    def __init__(self, seed: int, chance: float, one_in: int) -> None:
+    def __init__(self, seed: int, chance: float, one_in: int, fault: Fault = "step") -> None:
         self.num_by_chance = 0
         self.culprits: set[int] = set()  # that made a step fail
         self._random = random.Random(seed)
         self._chance = chance
         self._one_in = one_in
+        self._fault = fault
 
-    def __call__(self, rows: list[FakeRow]) -> bool:
+    def __call__(self, rows: list[FakeRow]) -> Fault | None:
         found = {row.sequence_id for row in rows if self._is_culprit(row)}
         self.culprits |= found
         by_chance = len(rows) > 1 and self._random.random() < self._chance
         self.num_by_chance += by_chance
-        return by_chance or bool(found)
+        return self._fault if by_chance or found else None
 
     def _is_culprit(self, row: FakeRow) -> bool:
         """One sequence of so many is, from some position on."""
@@ -64,10 +67,22 @@ def test_culprits_fail_and_nobody_else(seed: int) -> None:
     RandomLoad(engine, seed, max_open=20).run(6_000)
     engine.finish()
     outcomes = check(engine, faults)
-    assert outcomes["error"] > 3
+    assert outcomes["error"] > 1
     assert faults.num_by_chance > 3
     assert outcomes["stop"] + outcomes["length"] > 100
     assert engine.scheduler.counters["failed_steps"] == engine.worker.counters["failed_steps"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_culprits_that_break_the_device_fail_and_nobody_else(seed: int) -> None:
+    """Each fault ends the worker with its memory; who is suspected is known to the scheduler all the same."""
+    faults = Faults(seed, chance=0.01, one_in=12, fault="device")
+    engine = Engine(seed, EngineSizes(max_num_seqs=8, num_blocks=60), PACES[seed], fails=faults)
+    RandomLoad(engine, seed, max_open=20).run(4_000)
+    engine.finish()
+    outcomes = check(engine, faults)
+    assert outcomes["error"] > 0
+    assert engine.num_lost_devices == engine.scheduler.counters["failed_steps"] > 5
 
 
 # A seed of a schedule has no simpler form, so there is nothing to shrink.
@@ -89,11 +104,12 @@ def test_culprits_fail_and_nobody_else(seed: int) -> None:
     pace=st.sampled_from(PACES),
     chance=st.sampled_from((0.0, 0.05, 0.5)),
     one_in=st.sampled_from((0, 3, 20)),
+    fault=st.sampled_from(("step", "device")),
 )
 def test_every_request_ends_whatever_fails(
-    seed: int, sizes: EngineSizes, pace: Pace, chance: float, one_in: int
+    seed: int, sizes: EngineSizes, pace: Pace, chance: float, one_in: int, fault: Fault
 ) -> None:
-    faults = Faults(seed, chance, one_in)
+    faults = Faults(seed, chance, one_in, fault)
     engine = Engine(seed, sizes, pace, fails=faults)
     RandomLoad(engine, seed, max_open=20).run(700)
     engine.finish()
@@ -104,9 +120,9 @@ def test_every_request_ends_whatever_fails(
 def test_one_fault_costs_no_request_and_little_work() -> None:
     num_steps = []
     for first_faults in (0, 1):
-        fails = iter([False] * 12 + [True] * first_faults)
+        fails: Iterator[Fault | None] = iter([*[None] * 12, *["step"] * first_faults])
         sizes = EngineSizes(max_num_seqs=8, num_blocks=300)
-        engine = Engine(3, sizes, fails=lambda rows, fails=fails: next(fails, False))  # type: ignore[misc]
+        engine = Engine(3, sizes, fails=lambda rows, fails=fails: next(fails, None))  # type: ignore[misc]
         for number in range(6):
             prompt = [number, *range(30)]
             engine.submit(make_request(1 + number, prompt, make_sampling(40), 0, seeds=[number]))
@@ -122,11 +138,11 @@ def test_the_culprit_is_found_in_halves() -> None:
     culprit = 6
     faults: list[int] = []
 
-    def fails(rows: list[FakeRow]) -> bool:
+    def fails(rows: list[FakeRow]) -> Fault | None:
         found = any(row.sequence_id == culprit and row.num_computed > 40 for row in rows)
         if found:
             faults.append(len(rows))
-        return found
+        return "step" if found else None
 
     engine = Engine(1, EngineSizes(max_num_seqs=16, num_blocks=300), fails=fails)
     for number in range(16):
@@ -136,4 +152,5 @@ def test_the_culprit_is_found_in_halves() -> None:
     outcomes = {i: sample.outcome for i, sample in engine.edge.samples.items()}
     assert outcomes.pop(culprit) == "error"
     assert set(outcomes.values()) == {"length"}
-    assert faults == [16, 8, 4, 2, 1]
+    assert (faults[0], faults[-1]) == (16, 1)
+    assert all(more >= 2 * less for more, less in pairwise(faults))
