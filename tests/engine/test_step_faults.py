@@ -1,7 +1,9 @@
 """A real model whose steps fail: the culprit hears what happened, its neighbours' answers do not change."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,19 +26,20 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="module")
-def daemon(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextmanager
+def serving(model: Path, root: Path, flags: tuple[str, ...], **settings: Any) -> Iterator[str]:
     """The name of a daemon whose steps can be made to fail."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PILLION_RUNTIME_DIR", str(tmp_path_factory.mktemp("r")))
+        environment.setenv("PILLION_RUNTIME_DIR", str(root))
         config = EngineConfig(
-            model=str(smollm2_path),
+            model=str(model),
             name="faulty",
             dtype="float32",
             max_model_len=512,
             kv_cache_bytes=128 << 20,
             cpu_threads=1,
-            fault_flags=FLAGS,
+            fault_flags=flags,
+            **settings,
         )
         process = start_daemon(locate_model(config, progress=False), private=True)
         try:
@@ -45,6 +48,12 @@ def daemon(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         finally:
             process.stop()
             process.close()
+
+
+@pytest.fixture(scope="module")
+def daemon(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(smollm2_path, tmp_path_factory.mktemp("r"), FLAGS) as name:
+        yield name
 
 
 def whole(stream: RequestStream) -> RequestOutput:
@@ -114,3 +123,24 @@ def test_a_fault_that_passes_costs_nobody_an_answer(daemon: str) -> None:
         again = client.generate(long, params)
         assert again.num_cached_tokens
         assert again.outputs[0].token_ids == first
+
+
+def test_a_lost_device_is_replaced_and_its_culprit_fails_alone(
+    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One restart is allowed; those that a request makes necessary do not count."""
+    flags = (f"gpu_worker:lose_device:token={POISON}",)
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    with (
+        serving(smollm2_path, tmp_path_factory.mktemp("r"), flags, max_restarts=1) as name,
+        Client(name) as client,
+    ):
+        undisturbed = client.generate("Once upon a time", params).outputs[0].token_ids
+        stream = client.generate("Once upon a time", params, stream=True)
+        next(stream)
+        with pytest.raises(RequestError, match="DeviceLost: the device is gone"):
+            client.generate([100, POISON, 101], params)
+        assert whole(stream).outputs[0].token_ids == undisturbed
+        worker = actors(client)["gpu_worker"]
+    assert worker.restarts == {"failed": worker.epoch - 1}
+    assert worker.epoch >= 3
