@@ -13,7 +13,7 @@ def timing(*arrivals: float) -> Timing:
 
 
 def test_steps_are_counted_from_the_last_first_token_to_the_first_end() -> None:
-    run = [timing(1.0, 2.0, 3.0, 4.0, 5.0), timing(2.0, 3.0, 4.0, 9.0)]
+    run = [timing(1.0, 2.0, 3.0, 4.0, 5.0), timing(2.0, 3.0, 4.0, 5.0, 9.0)]
     assert seconds_per_step(run) == pytest.approx(1.0)
 
 
