@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "chat": ("pillion.runtime.commands.chat", "talk with the model"),
     "pull": ("pillion.runtime.commands.pull", "fetch a model before it is needed"),
     "bench": ("pillion.runtime.commands.bench", "measure what this machine does with a model"),
+    "chaos": ("pillion.runtime.commands.chaos", "kill processes under load and check every answer"),
     "doctor": ("pillion.runtime.commands.doctor", "look for what could go wrong on this machine"),
 }
 
