@@ -45,7 +45,7 @@ test: $(STAMPS)/test
 	$(BIN)/python -m pytest -q -m "not gpu" $(ARGS)
 
 test-gpu:
-	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest -q -m gpu $(ARGS)
+	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest -q -m gpu tests/kernels tests/actors/gpu_worker tests/engine $(ARGS)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Times every tile of the fused products for the shapes of a model, beside the library's product and launches.
 
-usage: tune_fused_linear.py [--shapes 135m,1b,8b] [--rows 1,8,16,32,64] [--processes 14]
+usage: tune_fused_linear.py [--shapes 135m,1b,8b] [--products qkv,output,gated,down,head] [--rows 1,8,16,32,64]
+                           [--processes 14]
 
 Prints, per product and number of rows, the best tiles and what `kernels/fused_linear/tiles.py` should say: the
 tile, or None where the composed form is faster. One layer's weights are repeated so often that they do not
@@ -27,6 +28,7 @@ SHAPES = {
 }
 PRODUCTS = ("qkv", "output", "gated", "down", "head")
 CACHE_BYTES = 256 << 20
+PARTS = 4  # of the compilation of one product, for as many processes
 
 
 class Product:
@@ -66,7 +68,7 @@ class Product:
                 module.norm_gated_linear(self.x, self.gain, 1e-5, weight, **options)
             case "head":
                 if tile is None:
-                    torch.nn.functional.linear(self.x, weight).float()
+                    composed.linear_float32(self.x, weight)
                 else:
                     triton_impl.linear_float32(self.x, weight, **options)
             case _:
@@ -92,13 +94,20 @@ def tiles(product: Product, rows: int) -> list[Tile]:
         ]
         found = itertools.product(shapes, (2, 4, 8), (2, 4))
         return [Tile(n, k, warps, stages) for (n, k), warps, stages in found]
-    shapes = [(16, 128), (16, 256), (32, 64), (32, 128), (32, 256), (64, 64), (64, 128), (128, 64)]
-    found = itertools.product(shapes, (2, 4, 8), (2, 4, 6))
-    fits = 160_000
+    if rows > 32:
+        shapes = [(16, 128), (32, 64), (32, 128), (64, 64)]
+        shapes += [(16, 64)] if product.k <= 1024 else [(64, 128), (128, 64)]
+        found = itertools.product(shapes, (4,), (3, 4), (32, 64, 128))
+    else:
+        shapes = [(16, 128), (16, 256), (32, 64), (32, 128)]
+        shapes += [(32, 256), (64, 64), (64, 128), (128, 64)]
+        found = itertools.product(shapes, (2, 4, 8), (2, 4, 6), (rows,))
+    weights = 2 if product.name in ("qkv", "gated") else 1
+    fits = 220_000
     return [
-        Tile(n, k, warps, stages)
-        for (n, k), warps, stages in found
-        if (n + rows) * k * 2 * stages <= fits
+        Tile(n, k, warps, stages, block_rows)
+        for (n, k), warps, stages, block_rows in found
+        if (weights * n + block_rows) * k * 2 * stages <= fits and block_rows <= rows
     ]
 
 
@@ -118,11 +127,11 @@ def _graph_us(run: Callable[[], object], repeats: int = 8) -> float:
     return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) * 1e3
 
 
-def compile_all(job: tuple[str, str, int]) -> None:
-    """Fills Triton's cache for one product, in a process of its own."""
+def compile_some(job: tuple[str, str, int], part: int) -> None:
+    """Fills Triton's cache for some tiles of one product, in a process of its own."""
     shape, name, rows = job
     product = Product(shape, name, rows, copies=1)
-    for tile in tiles(product, rows):
+    for tile in tiles(product, rows)[part::PARTS]:
         try:
             product.run(tile, product.weights[0])
         except Exception as error:
@@ -132,13 +141,14 @@ def compile_all(job: tuple[str, str, int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shapes", default="135m,1b,8b")
-    parser.add_argument("--rows", default="1,8,16,32,64")
+    parser.add_argument("--products", default=",".join(PRODUCTS))
+    parser.add_argument("--rows", default="1,8,16,32,64,128,256")
     parser.add_argument("--processes", type=int, default=14)
     a = parser.parse_args()
     rows_of = [int(rows) for rows in a.rows.split(",")]
-    jobs = list(itertools.product(a.shapes.split(","), PRODUCTS, rows_of))
+    jobs = list(itertools.product(a.shapes.split(","), a.products.split(","), rows_of))
     with multiprocessing.get_context("spawn").Pool(a.processes) as pool:
-        pool.map(compile_all, jobs, chunksize=1)
+        pool.starmap(compile_some, list(itertools.product(jobs, range(PARTS))), chunksize=1)
     for shape, name, rows in jobs:
         product = Product(shape, name, rows)
         times = []

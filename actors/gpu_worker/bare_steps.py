@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from pillion.actors.gpu_worker.cuda_graphs import DecodeGraph
+from pillion.actors.gpu_worker.cuda_graphs import CapturedStep
 from pillion.actors.gpu_worker.device import choose_device
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.start_up import start_stages
@@ -88,12 +88,12 @@ class BareSteps:
             self._release(rows)
         return found
 
-    def _replay(self, graph: DecodeGraph, num_rows: int, num_replays: int) -> None:
+    def _replay(self, graph: CapturedStep, num_rows: int, num_replays: int) -> None:
         for _ in range(num_replays):
             graph.replay(num_rows)
             graph.replay_greedy()
 
-    def _graph(self, num_rows: int) -> DecodeGraph:
+    def _graph(self, num_rows: int) -> CapturedStep:
         """The graph of these decode rows, with its slots set; the rows have decoded once."""
         plan = self._plan(range(num_rows), [-1] * num_rows, [1] * num_rows)
         self._run(plan)

@@ -61,6 +61,11 @@ class BlockTables:
         self.capacity_np[slots] = 0
         self.capacity[self._device.upload_int64(slots)] = 0
 
+    def of(self, slots: torch.Tensor, max_seq_len: int) -> torch.Tensor:
+        """[num_rows, blocks that max_seq_len tokens need] int32."""
+        num_blocks = -(-max_seq_len // self.block_size)
+        return self.table[:, :num_blocks].index_select(0, slots)
+
     def _next_columns(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """The table column of each appended block: the slot's length plus earlier mentions in `slots`."""
         order = np.argsort(slots, kind="stable")

@@ -1,13 +1,14 @@
-"""Decode steps captured as CUDA graphs, per padded number of rows."""
+"""Steps captured as CUDA graphs: decode rows per padded number of rows, mixed ones per number of tokens."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
+from pillion.actors.gpu_worker.mixed_table import MixedShape
 from pillion.actors.gpu_worker.model_executor import ModelExecutor, ModelOutput
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_inputs import StepInputs
@@ -15,11 +16,17 @@ from pillion.kernels.greedy_step import greedy_step
 from pillion.runtime.errors import InvariantBroken
 
 if TYPE_CHECKING:
+    from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
     from pillion.actors.gpu_worker.input_preparer import InputPreparer
 
 # A step is padded to the next of these; beyond the last they go on in steps of 64.
 _SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _LARGE_STEP: Final = 64
+# Tokens of mixed steps, and the rows that most of them have.
+_MIXED_TOKENS: Final = (128, 256, 512, 1024, 2048, 4096, 8192)
+_FEW_ROWS: Final = 16
+# A mixed step with so much to multiply keeps a device busy for longer than its launches take one by one.
+_FLOP_WORTH_A_GRAPH: Final = 10e12
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -27,6 +34,18 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     beyond = range(_SIZES[-1] + _LARGE_STEP, max_num_seqs + _LARGE_STEP, _LARGE_STEP)
     sizes = [size for size in (*_SIZES, *beyond) if size < max_num_seqs]
     return [*sizes, max_num_seqs]
+
+
+def mixed_shapes(max_num_seqs: int, max_num_tokens: int, num_weights: int) -> list[MixedShape]:
+    """Steps with prefill rows that are worth a graph, for a model of so many weights; ascending."""
+    most = min(max_num_tokens, _FLOP_WORTH_A_GRAPH / (2 * num_weights))
+    return [
+        MixedShape(num_tokens, num_rows, min(num_rows, max(8, num_tokens // 64)))
+        for num_tokens in _MIXED_TOKENS
+        if num_tokens <= most
+        for num_rows in sorted({min(_FEW_ROWS, max_num_seqs), max_num_seqs})
+        if num_rows <= num_tokens
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +57,22 @@ class _GreedyEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeGraph:
-    """A step of so many rows, from its slots to its logits, and two copies of its greedy end.
+class CapturedStep:
+    """A step from its slots to its logits, and two copies of its greedy end.
 
     The columns of one step are copied to the host while the next step runs, so ends take turns.
     """
 
-    num_rows: int
-    # [num_rows] int64; rows beyond a step's own name the scratch slot
-    slots: torch.Tensor
     inputs: StepInputs
-    # [num_rows, hidden_size] and [num_rows, vocab_size] float32
+    # [num_tokens, hidden_size]
     hidden: torch.Tensor
+    # [num_rows, vocab_size] float32; all captured steps share this memory
     logits: torch.Tensor
     forward: torch.cuda.CUDAGraph
     ends: Iterator[_GreedyEnd]
 
     def replay(self, num_rows: int) -> ModelOutput:
-        """Runs the forward pass for the slots that are set; the output is that of the first rows."""
+        """Runs the forward pass for the slots that are set; the logits are those of the first rows."""
         self.forward.replay()
         return ModelOutput(self.hidden, self.logits[:num_rows])
 
@@ -66,21 +83,61 @@ class DecodeGraph:
         return end.columns
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """A step of so many decode rows."""
+
+    num_rows: int
+    # [num_rows] int64; rows beyond a step's own name the scratch slot
+    slots: torch.Tensor
+    step: CapturedStep
+
+
+@dataclass(frozen=True, slots=True)
+class MixedGraph:
+    """A step with prefill rows."""
+
+    shape: MixedShape
+    # [shape.size] int32; see MixedTable
+    table: torch.Tensor
+    step: CapturedStep
+
+
 @dataclass(slots=True)
 class GraphTable:
     """The graphs captured so far."""
 
-    _graphs: dict[int, DecodeGraph] = field(default_factory=dict)
+    _decode: dict[int, DecodeGraph] = field(default_factory=dict)
+    _mixed: list[MixedGraph] = field(default_factory=list)
 
     def add(self, graph: DecodeGraph) -> None:
-        """From now on steps of up to this many rows may use it."""
-        self._graphs[graph.num_rows] = graph
-        self._graphs = dict(sorted(self._graphs.items()))
+        """From now on steps of up to this many decode rows may use it."""
+        self._decode[graph.num_rows] = graph
+        self._decode = dict(sorted(self._decode.items()))
+
+    def add_mixed(self, graph: MixedGraph) -> None:
+        """From now on steps that it has room for may use it."""
+        self._mixed.append(graph)
+        self._mixed.sort(key=lambda mixed: mixed.shape)
 
     def find(self, num_rows: int) -> DecodeGraph | None:
-        """The smallest graph with room for so many rows."""
-        for size, graph in self._graphs.items():
+        """The smallest graph with room for so many decode rows."""
+        for size, graph in self._decode.items():
             if size >= num_rows:
+                return graph
+        return None
+
+    def find_mixed(
+        self, num_tokens: int, num_rows: int, num_prefill_rows: int
+    ) -> MixedGraph | None:
+        """The smallest graph with room for a step with prefill rows."""
+        for graph in self._mixed:
+            shape = graph.shape
+            if (
+                shape.num_tokens >= num_tokens
+                and shape.num_rows >= num_rows
+                and shape.num_prefill_rows >= num_prefill_rows
+            ):
                 return graph
         return None
 
@@ -94,48 +151,67 @@ class GraphCapturer:
         input_preparer: "InputPreparer",
         executor: ModelExecutor,
         table: GraphTable,
+        mixed_inputs: "CapturedInputs",
+        shapes: list[MixedShape],
     ) -> None:
         self._states = states
         self._input_preparer = input_preparer
         self._executor = executor
         self._table = table
+        self._mixed_inputs = mixed_inputs
+        self._shapes = shapes
         self._pool = torch.cuda.graph_pool_handle()
+        # [most rows, vocab_size] float32
+        self._logits: torch.Tensor | None = None
 
     def capture_all(self) -> None:
         """Captures every size; runs its kernels once before, so that all are compiled and loaded."""
         for num_rows in graph_sizes(self._states.max_num_seqs):
-            self._table.add(self._capture(num_rows))
+            self._capture_decode(num_rows)
+        for shape in self._shapes:
+            self._capture_mixed(shape)
 
     @torch.inference_mode()
-    def _capture(self, num_rows: int) -> DecodeGraph:
+    def _capture_decode(self, num_rows: int) -> None:
+        preparer = self._input_preparer
         scratch = np.full(num_rows, self._states.max_num_seqs, dtype=np.int32)
-        constants = self._input_preparer.decode_constants(scratch)
+        constants = preparer.decode_constants(scratch)
+        step = self._capture(lambda: preparer.decode_inputs(constants), num_rows)
+        self._table.add(DecodeGraph(num_rows, constants.slots, step))
 
-        def forward() -> tuple[StepInputs, torch.Tensor, torch.Tensor]:
-            inputs = self._input_preparer.decode_inputs(constants)
-            output = self._executor.execute(inputs)
+    @torch.inference_mode()
+    def _capture_mixed(self, shape: MixedShape) -> None:
+        mixed_inputs = self._mixed_inputs
+        table = mixed_inputs.empty_mixed_table(shape)
+        step = self._capture(lambda: mixed_inputs.mixed_inputs(shape, table), shape.num_rows)
+        self._table.add_mixed(MixedGraph(shape, table, step))
+
+    def _capture(self, make_inputs: Callable[[], StepInputs], num_rows: int) -> CapturedStep:
+        def forward(logits: torch.Tensor | None) -> tuple[StepInputs, torch.Tensor, torch.Tensor]:
+            inputs = make_inputs()
+            output = self._executor.execute(inputs, logits)
             if output.logits is None:
-                raise InvariantBroken("a decode step without logits")
+                raise InvariantBroken("a captured step without logits")
             return inputs, output.hidden, output.logits
 
-        def new_columns() -> torch.Tensor:
-            return torch.empty((4, num_rows), dtype=torch.int32, device=constants.slots.device)
-
-        inputs, hidden, logits = forward()
-        self._greedy_end(inputs, logits, new_columns())
+        inputs, _, found = forward(None)
+        columns = [
+            torch.empty((4, num_rows), dtype=torch.int32, device=found.device) for _ in range(2)
+        ]
+        self._greedy_end(inputs, found, columns[0])
         torch.cuda.synchronize()
+        if self._logits is None:
+            self._logits = found.new_empty((self._states.max_num_seqs, found.shape[1]))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            inputs, hidden, logits = forward()
+            inputs, hidden, logits = forward(self._logits[:num_rows])
         ends = []
-        for _ in range(2):
-            columns, end = new_columns(), torch.cuda.CUDAGraph()
+        for column in columns:
+            end = torch.cuda.CUDAGraph()
             with torch.cuda.graph(end, pool=self._pool):
-                self._greedy_end(inputs, logits, columns)
-            ends.append(_GreedyEnd(end, columns))
-        return DecodeGraph(
-            num_rows, constants.slots, inputs, hidden, logits, graph, itertools.cycle(ends)
-        )
+                self._greedy_end(inputs, logits, column)
+            ends.append(_GreedyEnd(end, column))
+        return CapturedStep(inputs, hidden, logits, graph, itertools.cycle(ends))
 
     def _greedy_end(self, inputs: StepInputs, logits: torch.Tensor, columns: torch.Tensor) -> None:
         states = self._states
@@ -143,6 +219,7 @@ class GraphCapturer:
             logits,
             inputs.slots,
             inputs.sample_valid,
+            inputs.advance,
             states.token_table,
             states.num_computed,
             states.num_known,

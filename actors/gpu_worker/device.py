@@ -102,6 +102,11 @@ class Device:
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
+    def write(self, tensor: torch.Tensor, array: npt.NDArray[Any]) -> None:
+        """Fills a device tensor of the array's shape and type, ordered as `upload`."""
+        source = torch.from_numpy(array)
+        tensor.copy_(source.pin_memory() if self.is_cuda else source, non_blocking=True)
+
     def upload_int64(self, values: Sequence[int] | npt.NDArray[Any]) -> torch.Tensor:
         """A new int64 tensor, [len(values)]."""
         return self.upload(np.array(values, dtype=np.int64))

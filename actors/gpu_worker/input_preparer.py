@@ -1,36 +1,29 @@
 """The first stage of a step: from a plan and the state table to the tensors that the step reads."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from pillion.actors.gpu_worker.block_tables import BlockTables
-from pillion.actors.gpu_worker.cuda_graphs import DecodeGraph, GraphTable
+from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
+from pillion.actors.gpu_worker.cuda_graphs import GraphTable
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.plan_rows import PlanRows, prompt_logprob_rows
 from pillion.actors.gpu_worker.request_states import RequestStates
-from pillion.actors.gpu_worker.step_inputs import AttentionInputs, PromptLogprobRows, StepInputs
-from pillion.kernels.paged_attention import RowGather, gather_rows
+from pillion.actors.gpu_worker.step_inputs import AttentionInputs, StepInputs
+from pillion.kernels.paged_attention import (
+    PrefillTiles,
+    RowGather,
+    cut_queries,
+    gather_rows,
+    queries_per_tile,
+)
 from pillion.kernels.prepare_decode import DecodeRows, prepare_decode
 from pillion.messages.steps import StepPlan
 from pillion.runtime.errors import InvariantBroken
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRows:
-    """The rows of a plan that are worth running now, as the host foresees them."""
-
-    # [num_decode_rows] int32
-    decode_slots: npt.NDArray[np.int32]
-    # parallel [num_prefill_rows]
-    prefill_slots: npt.NDArray[np.int32]
-    prefill_starts: npt.NDArray[np.int64]
-    prefill_ends: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.decode_slots) + len(self.prefill_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +69,25 @@ class InputPreparer:
         self._blocks = blocks
         self._kv_cache = kv_cache
         self._graphs = graphs
-        # graph size -> the slots that its device tensor names
-        self._graph_slots_np: dict[int, npt.NDArray[np.int32]] = {}
+        self._captured = CapturedInputs(device, states, blocks)
         self._constants = self.decode_constants(np.zeros(0, dtype=np.int32))
 
     def apply(self, plan: StepPlan) -> None:
         """Frees slots, seats new sequences, appends blocks; in this order, once per plan."""
         self.release(_column(plan.released_slots))
-        for new in plan.new_sequences:
-            self._states.add(new)
-            (block_ids,) = new.block_ids
-            blocks = _column(block_ids)
-            self._blocks.append(np.full(len(blocks), new.slot, dtype=np.int32), blocks)
+        self._states.add(plan.new_sequences)
         if any(_column(plan.append_groups)):
             raise InvariantBroken(f"plan {plan.plan_id} appends blocks to a group that isn't there")
         append_slots = _column(plan.append_slots)
         self._check_slots(append_slots)
-        self._blocks.append(append_slots, _column(plan.append_blocks))
+        slots, blocks = [], []
+        for new in plan.new_sequences:
+            (block_ids,) = new.block_ids
+            blocks.append(_column(block_ids))
+            slots.append(np.full(len(blocks[-1]), new.slot, dtype=np.int32))
+        slots.append(append_slots)
+        blocks.append(_column(plan.append_blocks))
+        self._blocks.append(np.concatenate(slots), np.concatenate(blocks))
 
     def release(self, slots: npt.NDArray[np.int32]) -> None:
         """Frees these slots and takes their blocks."""
@@ -131,17 +126,14 @@ class InputPreparer:
         """The step's tensors. The host's counters move on as if no row finished."""
         states = self._states
         num_decode, num_prefill = len(rows.decode_slots), len(rows.prefill_slots)
-        graph = self._graphs.find(num_decode) if num_decode and not num_prefill else None
-        if graph is not None:
-            inputs = self._captured(graph, rows.decode_slots)
+        if num_prefill:
+            inputs = self._prefilling(rows)
+        elif graph := self._graphs.find(num_decode):
+            inputs = self._captured.of_decode(graph, rows.decode_slots)
         else:
-            if not np.array_equal(rows.decode_slots, self._constants.slots_np):
-                self._constants = self.decode_constants(rows.decode_slots)
+            self._keep_constants(rows.decode_slots)
             max_seq_len = int(states.num_computed_np[rows.decode_slots].max(initial=-1)) + 1
-            if num_prefill:
-                inputs = self._with_prefill(rows, max_seq_len)
-            else:
-                inputs = self.decode_inputs(self._constants, max_seq_len)
+            inputs = self.decode_inputs(self._constants, max_seq_len)
         states.num_computed_np[rows.decode_slots] += 1
         states.num_known_np[rows.decode_slots] += 1
         states.num_computed_np[rows.prefill_slots] = rows.prefill_ends
@@ -169,7 +161,7 @@ class InputPreparer:
         max_seq_len = max_seq_len or self._states.max_model_len
         num_rows = len(constants.slots_np)
         decode = self._decode_rows(constants)
-        table = self._block_table(constants.slots, max_seq_len)
+        table = self._blocks.of(constants.slots, max_seq_len)
         attention = AttentionInputs(
             query_start_loc=constants.query_start_loc,
             seq_lens=decode.seq_lens,
@@ -195,6 +187,7 @@ class InputPreparer:
             sample_sequence_ids_np=self._states.sequence_id_np.take(
                 constants.slots_np, mode="clip"
             ),
+            num_decode_rows=num_rows,
             num_prefill_tokens=0,
         )
 
@@ -211,27 +204,22 @@ class InputPreparer:
             self._blocks.block_size,
         )
 
-    def _captured(self, graph: DecodeGraph, slots_np: npt.NDArray[np.int32]) -> StepInputs:
-        """The graph's own tensors, with its slots set to these and its other rows masked."""
-        num_rows = len(slots_np)
-        padded_np = np.full(graph.num_rows, self._states.max_num_seqs, dtype=np.int32)
-        padded_np[:num_rows] = slots_np
-        uploaded_np = self._graph_slots_np.get(graph.num_rows)
-        if uploaded_np is None or not np.array_equal(uploaded_np, padded_np):
-            graph.slots.copy_(self._device.upload_int64(padded_np))
-            self._graph_slots_np[graph.num_rows] = padded_np
-        return replace(
-            graph.inputs,
-            graph=graph,
-            sample_slots=graph.slots[:num_rows],
-            sample_valid=graph.inputs.sample_valid[:num_rows],
-            sample_slots_np=slots_np,
-            sample_generations_np=self._states.generation_np[slots_np],
-            sample_sequence_ids_np=self._states.sequence_id_np[slots_np],
-        )
+    def _keep_constants(self, slots_np: npt.NDArray[np.int32]) -> None:
+        if not np.array_equal(slots_np, self._constants.slots_np):
+            self._constants = self.decode_constants(slots_np)
 
-    def _with_prefill(self, rows: PlanRows, max_decode_seq_len: int) -> StepInputs:
+    def _prefilling(self, rows: PlanRows) -> StepInputs:
+        """Of a step with prefill rows: captured, if there is a graph with room for it."""
+        num_tokens = len(rows.decode_slots) + int((rows.prefill_ends - rows.prefill_starts).sum())
+        graph = self._graphs.find_mixed(num_tokens, len(rows), len(rows.prefill_slots))
+        if graph is None:
+            return self._with_prefill(rows)
+        return self._captured.of_mixed(graph, rows)
+
+    def _with_prefill(self, rows: PlanRows) -> StepInputs:
         device, states = self._device, self._states
+        self._keep_constants(rows.decode_slots)
+        max_decode_seq_len = int(states.num_computed_np[rows.decode_slots].max(initial=-1)) + 1
         decode = self._decode_rows(self._constants)
         num_decode = len(rows.decode_slots)
         lengths = rows.prefill_ends - rows.prefill_starts
@@ -250,7 +238,7 @@ class InputPreparer:
         num_last_chunks = len(sampling) - num_decode
         seq_lens = torch.cat([decode.seq_lens, device.upload(rows.prefill_ends.astype(np.int32))])
         max_seq_len = max(max_decode_seq_len, int(rows.prefill_ends.max()))
-        table = self._block_table(slots, max_seq_len)
+        table = self._blocks.of(slots, max_seq_len)
         query_lens, prefill_seq_lens = tuple(lengths.tolist()), tuple(rows.prefill_ends.tolist())
         gather = self._gather(
             table, seq_lens, num_decode, max_decode_seq_len, query_lens, prefill_seq_lens
@@ -266,6 +254,7 @@ class InputPreparer:
             max_decode_seq_len=max_decode_seq_len,
             prefill_query_lens=query_lens,
             prefill_seq_lens=prefill_seq_lens,
+            prefill_tiles=self._tiles(query_lens, num_decode, seq_lens),
             gather=gather,
         )
         sample_slots = all_slots[sampling]
@@ -281,8 +270,9 @@ class InputPreparer:
             sample_slots_np=sample_slots,
             sample_generations_np=states.generation_np[sample_slots],
             sample_sequence_ids_np=states.sequence_id_np[sample_slots],
+            num_decode_rows=num_decode,
             num_prefill_tokens=int(lengths.sum()),
-            prompt_logprobs=self._prompt_logprobs(rows, bounds[num_decode:]),
+            prompt_logprobs=prompt_logprob_rows(states, rows, bounds[num_decode:]),
         )
 
     def _prefill_tokens(self, rows: PlanRows, lengths: npt.NDArray[np.int64]) -> _PrefillTokens:
@@ -298,22 +288,16 @@ class InputPreparer:
             slot_mapping=block_ids * block_size + positions % block_size,
         )
 
-    def _prompt_logprobs(
-        self, rows: PlanRows, first_tokens: npt.NDArray[np.int64]
-    ) -> tuple[PromptLogprobRows, ...]:
-        """What was asked for of the prompt positions that this step's tokens predict."""
-        asked = []
-        for row, slot in enumerate(rows.prefill_slots.tolist()):
-            if slot not in self._states.prompt_logprobs:
-                continue
-            prompt, num_top = self._states.prompt_logprobs[slot]
-            start, end = int(rows.prefill_starts[row]) + 1, int(rows.prefill_ends[row]) + 1
-            token_ids = prompt[start:end]
-            if len(token_ids):
-                sequence_id = int(self._states.sequence_id_np[slot])
-                first_token = int(first_tokens[row])
-                asked.append(PromptLogprobRows(sequence_id, start, first_token, token_ids, num_top))
-        return tuple(asked)
+    def _tiles(
+        self, query_lens: tuple[int, ...], first_row: int, seq_lens: torch.Tensor
+    ) -> PrefillTiles | None:
+        """For the kernel on a CUDA device."""
+        if not self._device.is_cuda:
+            return None
+        num_queries = queries_per_tile(max(query_lens))
+        rows, starts = cut_queries(query_lens, first_row, num_queries)
+        upload = self._device.upload
+        return PrefillTiles(upload(rows), upload(starts), seq_lens, num_queries)
 
     def _gather(
         self,
@@ -336,11 +320,6 @@ class InputPreparer:
             query_lens,
             prefill_seq_lens,
         )
-
-    def _block_table(self, slots: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-        """[num_rows, blocks that max_seq_len tokens need] int32."""
-        num_blocks = -(-max_seq_len // self._blocks.block_size)
-        return self._blocks.table[:, :num_blocks].index_select(0, slots)
 
     def _check_slots(self, slots: npt.NDArray[np.int32]) -> None:
         if len(slots) and (slots.min() < 0 or slots.max() >= self._states.max_num_seqs):

@@ -21,8 +21,8 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size] behind the last norm. Writes: kv_cache."""
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] to [n, vocab_size] float32."""
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, hidden_size] to [n, vocab_size] float32. Writes: out, if it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,11 @@ class ModelExecutor:
         self._model = model
         self._kv_cache = kv_cache
 
-    def execute(self, inputs: StepInputs) -> ModelOutput:
-        """The forward pass of a step that has rows. Writes: the KV cache, at the step's tokens."""
+    def execute(self, inputs: StepInputs, logits: torch.Tensor | None = None) -> ModelOutput:
+        """The forward pass of a step that has rows.
+
+        Writes: the KV cache, at the step's tokens; logits, if it is given.
+        """
         if inputs.graph is not None:
             return inputs.graph.replay(len(inputs.sample_slots_np))
         hidden = self._model.forward(
@@ -54,7 +57,9 @@ class ModelExecutor:
         last = hidden
         if inputs.num_prefill_tokens:
             last = hidden.index_select(0, inputs.logits_indices)
-        return ModelOutput(hidden=hidden, logits=self._model.compute_logits(last))
+        if logits is None:
+            return ModelOutput(hidden=hidden, logits=self._model.compute_logits(last))
+        return ModelOutput(hidden=hidden, logits=self._model.compute_logits(last, logits))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab_size] float32 of any hidden states [n, hidden_size]."""

@@ -1,5 +1,6 @@
 """The state table: one row per slot. The device owns tokens and counters, the host keeps what it can foresee."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -55,11 +56,30 @@ class RequestStates:
         # prompts of slots whose prompt log-probabilities were asked for, and how many beside the token's own
         self.prompt_logprobs: dict[int, tuple[npt.NDArray[np.int32], int]] = {}
 
-    def add(self, new: NewSequence) -> None:
-        """A sequence takes a free slot. Raises InvariantBroken if it can't."""
-        tokens = np.frombuffer(new.token_ids, dtype=np.int32)
-        max_total = min(new.num_prompt_tokens + new.sampling.max_tokens, self.max_model_len)
-        self._check(new, len(tokens), max_total)
+    def add(self, new_sequences: Sequence[NewSequence]) -> None:
+        """Sequences take free slots, all in a few launches. Raises InvariantBroken if one can't."""
+        if not new_sequences:
+            return
+        tokens = [np.frombuffer(new.token_ids, dtype=np.int32) for new in new_sequences]
+        counters = np.empty((4, len(tokens)), dtype=np.int64)
+        stops = np.full((len(tokens), MAX_END_TOKEN_IDS), -1, dtype=np.int32)
+        for row, (new, known) in enumerate(zip(new_sequences, tokens, strict=True)):
+            max_total = min(new.num_prompt_tokens + new.sampling.max_tokens, self.max_model_len)
+            self._check(new, len(known), max_total)
+            counters[:, row] = new.slot, new.num_computed_tokens, len(known), max_total
+            stops[row, : len(new.sampling.stop_token_ids)] = new.sampling.stop_token_ids
+        for new, known in zip(new_sequences, tokens, strict=True):
+            self._note_tenant(new, known)
+        upload = self._device.upload
+        slots, num_computed, num_known, max_total_tokens = upload(counters)
+        self._write_tokens(counters[0], tokens)
+        self.stop_ids.index_copy_(0, slots, upload(stops))
+        self.num_computed.index_copy_(0, slots, num_computed)
+        self.num_known.index_copy_(0, slots, num_known)
+        self.max_total.index_copy_(0, slots, max_total_tokens)
+        self.finished.index_fill_(0, slots, False)
+
+    def _note_tenant(self, new: NewSequence, tokens: npt.NDArray[np.int32]) -> None:
         slot = new.slot
         self.generation_np[slot] = new.generation
         self.sequence_id_np[slot] = new.sequence_id
@@ -70,14 +90,15 @@ class RequestStates:
             prompt = tokens[: new.num_prompt_tokens]
             self.prompt_logprobs[slot] = (prompt, new.sampling.prompt_logprobs)
 
-        stops = np.full(MAX_END_TOKEN_IDS, -1, dtype=np.int32)
-        stops[: len(new.sampling.stop_token_ids)] = new.sampling.stop_token_ids
-        self.token_table[slot, : len(tokens)] = self._device.upload(tokens.copy())
-        self.stop_ids[slot] = self._device.upload(stops)
-        self.num_computed[slot] = new.num_computed_tokens
-        self.num_known[slot] = len(tokens)
-        self.max_total[slot] = max_total
-        self.finished[slot] = False
+    def _write_tokens(
+        self, slots: npt.NDArray[np.int64], tokens: Sequence[npt.NDArray[np.int32]]
+    ) -> None:
+        """Writes: the beginnings of these slots' rows of token_table."""
+        lengths = np.array([len(known) for known in tokens])
+        before = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        at = np.repeat(slots * self.max_model_len, lengths) + np.arange(lengths.sum()) - before
+        values = self._device.upload(np.concatenate(tokens))
+        self.token_table.view(-1).index_copy_(0, self._device.upload(at), values)
 
     def release(self, slots: npt.NDArray[np.int32]) -> None:
         """Frees slots; their rows in later plans are stale. Freeing a free slot changes nothing."""

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from pillion.actors.gpu_worker.block_tables import BlockTables
-from pillion.actors.gpu_worker.cuda_graphs import GraphCapturer, GraphTable
+from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
+from pillion.actors.gpu_worker.cuda_graphs import GraphCapturer, GraphTable, mixed_shapes
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
@@ -24,7 +25,7 @@ class Stages:
     input_preparer: InputPreparer
     executor: ModelExecutor
     output_processor: OutputProcessor
-    # captures decode graphs; None on the CPU, and where the tables are only for a probe
+    # captures steps; None on the CPU, and where the tables are only for a probe
     capturer: GraphCapturer | None
 
     @classmethod
@@ -36,9 +37,12 @@ class Stages:
         kv_cache: KvCache,
         limits: WorkerLimits,
         *,
-        with_graphs: bool = False,
+        graphs_for_weights: int | None = None,
     ) -> "Stages":
-        """Empty tables for this many sequences, and the stages around them."""
+        """Empty tables for this many sequences, and the stages around them.
+
+        `graphs_for_weights`: how many weights the model has, if steps are to be captured.
+        """
         states = RequestStates(device, limits.max_num_seqs, limits.max_model_len)
         blocks = BlockTables(
             device,
@@ -52,6 +56,13 @@ class Stages:
         sampler = Sampler(vocab_size, limits.max_num_seqs + 1, limits.max_model_len, device.device)
         graphs = GraphTable()
         input_preparer = InputPreparer(device, states, blocks, kv_cache, graphs)
+        capturer = None
+        if graphs_for_weights is not None:
+            shapes = mixed_shapes(
+                limits.max_num_seqs, limits.max_num_batched_tokens, graphs_for_weights
+            )
+            mixed_inputs = CapturedInputs(device, states, blocks)
+            capturer = GraphCapturer(states, input_preparer, executor, graphs, mixed_inputs, shapes)
         return cls(
             device=device,
             states=states,
@@ -60,9 +71,7 @@ class Stages:
             output_processor=OutputProcessor(
                 device, states, sampler, executor.compute_logits, vocab_size
             ),
-            capturer=(
-                GraphCapturer(states, input_preparer, executor, graphs) if with_graphs else None
-            ),
+            capturer=capturer,
         )
 
     def worker(self, epoch: int, steps_in_flight: int) -> Worker:

@@ -109,7 +109,7 @@ def start_stages(
         model_config.vocab_size,
         kv_cache,
         limits,
-        with_graphs=device.is_cuda,
+        graphs_for_weights=num_weights(model_config) if device.is_cuda else None,
     )
     end_phase("kv cache")
 

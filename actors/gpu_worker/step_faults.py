@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pillion.actors.gpu_worker.input_preparer import PlanRows
+from pillion.actors.gpu_worker.plan_rows import PlanRows
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.messages.steps import StepFailure, StepPlan
 

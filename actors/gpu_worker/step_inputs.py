@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pillion.kernels.paged_attention import RowGather
+from pillion.kernels.paged_attention import PrefillTiles, RowGather
 
 if TYPE_CHECKING:
-    from pillion.actors.gpu_worker.cuda_graphs import DecodeGraph
+    from pillion.actors.gpu_worker.cuda_graphs import CapturedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class AttentionInputs:
     block_table: torch.Tensor
     # [num_tokens] int64 device; block_id * block_size + offset, -1: do not write
     slot_mapping: torch.Tensor
-    # rows 0 .. num_decode_rows - 1 have exactly one token each
+    # rows 0 .. num_decode_rows - 1 have exactly one token each; in a captured step with prefill rows, those
+    # of them that do not decode have KV length 0
     num_decode_rows: int
     # host upper bounds over all rows
     max_query_len: int
@@ -38,8 +39,15 @@ class AttentionInputs:
     # tokens in this step and KV length of each prefill row
     prefill_query_lens: tuple[int, ...] = ()
     prefill_seq_lens: tuple[int, ...] = ()
+    # for the kernel on a CUDA device
+    prefill_tiles: PrefillTiles | None = None
     # for the torch reference, computed once for all layers
     gather: RowGather | None = None
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether there are rows besides decode rows."""
+        return self.prefill_tiles is not None or bool(self.prefill_query_lens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +86,9 @@ class StepInputs:
     sample_slots_np: npt.NDArray[np.int32]
     sample_generations_np: npt.NDArray[np.int32]
     sample_sequence_ids_np: npt.NDArray[np.int64]
+    # padding left out
+    num_decode_rows: int
     num_prefill_tokens: int
     # set if the step is captured: the tensors above are the graph's own, padded beyond the step's rows
-    graph: "DecodeGraph | None" = None
+    graph: "CapturedStep | None" = None
     prompt_logprobs: tuple[PromptLogprobRows, ...] = ()
-
-    @property
-    def num_decode_rows(self) -> int:
-        """Rows whose one token comes from the device's own state, padding left out."""
-        if self.graph is not None:
-            return len(self.sample_slots_np)
-        return self.attention.num_decode_rows

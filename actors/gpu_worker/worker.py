@@ -10,10 +10,11 @@ import torch
 from msgspec.structs import replace
 
 from pillion.actors.gpu_worker.device import Device
-from pillion.actors.gpu_worker.input_preparer import InputPreparer, PlanRows
+from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.launched_steps import LaunchedStep, LaunchedSteps
 from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor, PendingOutput, StepIdentity
+from pillion.actors.gpu_worker.plan_rows import PlanRows
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_faults import DeviceLost, failure_of, rows_of
 from pillion.messages.base import RingMessage

@@ -14,13 +14,17 @@ import torch
 from pillion.kernels.fused_linear import tiles
 
 
-def linear_float32(x: torch.Tensor, weight: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
-    """x @ weight.T in float32, [n, out]: a model's head."""
+def linear_float32(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, *, pdl: bool = False
+) -> torch.Tensor:
+    """x @ weight.T in float32, [n, out]: a model's head. Writes: out, if it is given."""
     if pays("head", weight, x):
         from pillion.kernels.fused_linear import triton_impl
 
-        return triton_impl.linear_float32(x, weight, pdl=pdl)
-    return torch.nn.functional.linear(x, weight).float()
+        return triton_impl.linear_float32(x, weight, out, pdl=pdl)
+    from pillion.kernels.fused_linear import composed
+
+    return composed.linear_float32(x, weight, out)
 
 
 def norm_gated_linear(

@@ -8,6 +8,16 @@ from pillion.kernels.rotary_kv_write import rotary_kv_write
 from pillion.kernels.silu_and_mul import silu_and_mul
 
 
+def linear_float32(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See `pillion.kernels.fused_linear.linear_float32`."""
+    if x.is_cuda and x.dtype.itemsize == 2:
+        return torch.mm(x, weight.T, out_dtype=torch.float32, out=out)
+    product = linear(x, weight).float()
+    return product if out is None else out.copy_(product)
+
+
 def norm_gated_linear(
     x: torch.Tensor, gain: torch.Tensor, eps: float, weight: torch.Tensor
 ) -> torch.Tensor:

@@ -10,9 +10,11 @@ def _norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
     return (x32 * scale * gain.float()).to(x.dtype)
 
 
-def linear_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def linear_float32(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """See `pillion.kernels.fused_linear.linear_float32`."""
-    return x.float() @ weight.float().T
+    return torch.matmul(x.float(), weight.float().T, out=out)
 
 
 def norm_gated_linear(

@@ -9,12 +9,13 @@ Kind = Literal["qkv", "add", "gated", "head"]
 
 
 class Tile(NamedTuple):
-    """How a product is cut: output columns and K per step of a program, its warps, loads in flight."""
+    """How a product is cut: output columns and K per step of a program, its warps, loads in flight, rows."""
 
     block_n: int
     block_k: int
     warps: int
     stages: int
+    block_rows: int = 64  # at most; fewer if the product has fewer
 
 
 # (kind, rows of the weight, columns of the weight) -> {padded rows: tile, or None where the library's product
@@ -26,21 +27,23 @@ _MEASURED: Final[dict[tuple[Kind, int, int], dict[int, Tile | None]]] = {
         8: Tile(16, 128, 2, 6),
         16: Tile(16, 128, 2, 4),
         32: Tile(16, 128, 4, 6),
-        64: None,
+        64: Tile(16, 128, 4, 4, 32),
+        128: Tile(16, 64, 4, 4, 32),
     },
     ("add", 576, 576): {
         1: Tile(4, 1024, 8, 4),
         8: Tile(32, 128, 2, 6),
         16: Tile(16, 128, 2, 6),
         32: Tile(16, 128, 4, 6),
-        64: None,
+        64: Tile(16, 128, 4, 4, 32),
     },
     ("gated", 3072, 576): {
         1: Tile(4, 1024, 4, 2),
         8: Tile(16, 128, 2, 4),
         16: Tile(16, 128, 2, 4),
         32: Tile(16, 128, 2, 4),
-        64: None,
+        64: Tile(64, 64, 4, 3, 32),
+        128: Tile(64, 64, 4, 3, 32),
     },
     ("add", 576, 1536): {
         1: Tile(8, 512, 4, 4),
@@ -137,7 +140,7 @@ _MOST_ROWS: Final = 32
 
 
 def padded_rows(num_rows: int) -> int:
-    """The number of rows that a kernel is compiled for: 1, 8, 16, 32, 64."""
+    """The class of a number of rows: 1, 8, 16, 32, 64 and so on. One program takes up to `Tile.block_rows`."""
     return 1 if num_rows == 1 else max(8, 1 << (num_rows - 1).bit_length())
 
 

@@ -1,7 +1,7 @@
 """Products of a few rows with a weight matrix, with what stands around them fused in.
 
 At decode time a product reads every weight once for a few rows, so it costs what reading costs. Each
-program owns BLOCK_N output columns and walks along K; nothing is reduced between programs. The root mean
+program owns BLOCK_N output columns of ROWS rows and walks along K; nothing is reduced between programs. The root mean
 square of the input is summed on the way (it scales the finished product), so a norm in front costs no pass of
 its own. With programmatic dependent launch a kernel is set up while the one before finishes.
 """
@@ -72,6 +72,7 @@ def _products(
     w1_row,
     w2_row,
     gain_ptr,
+    rows,
     n_mask,
     num_rows,
     x_stride,
@@ -86,7 +87,6 @@ def _products(
     PDL: tl.constexpr,
 ):
     """norm(x) with one or two tiles of weight rows: two [BLOCK_N, ROWS] float32 tiles."""
-    rows = tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK_K)
     if ROWS == 1:
         acc1 = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
@@ -150,17 +150,17 @@ def skinny_linear_kernel(
     PDL: tl.constexpr,
 ):
     """out = y (+ bias) (+ residual), or silu(g) * u, with y, or g and u, = norm(x) @ w.T."""
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_mask = offs_n < n_out
     w1_row = w_ptr + offs_n[:, None].to(tl.int64) * K
     w2_row = w_ptr + (offs_n + n_out)[:, None].to(tl.int64) * K
     y, u = _products(
-        x_ptr, w1_row, w2_row, gain_ptr, n_mask, num_rows, x_stride, eps,
+        x_ptr, w1_row, w2_row, gain_ptr, rows, n_mask, num_rows, x_stride, eps,
         K, ROWS, BLOCK_N, BLOCK_K, STAGES, NORM, GATED, PDL,
     )  # fmt: skip
     if GATED:
         y = y * tl.sigmoid(y) * u
-    rows = tl.arange(0, ROWS)
     at = rows[None, :].to(tl.int64) * out_stride + offs_n[:, None]
     mask = (rows[None, :] < num_rows) & n_mask[:, None]
     if BIAS:
@@ -206,6 +206,7 @@ def skinny_qkv_kernel(
     HALF: tl.constexpr = HEAD_DIM // 2
     PER_HEAD: tl.constexpr = (HALF + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     head = pid // PER_HEAD
     j = (pid % PER_HEAD) * BLOCK_H + tl.arange(0, BLOCK_H)
     j_mask = j < HALF
@@ -213,10 +214,9 @@ def skinny_qkv_kernel(
     w1_row = w_ptr + n1[:, None].to(tl.int64) * K
     w2_row = w_ptr + (n1 + HALF)[:, None].to(tl.int64) * K
     y1, y2 = _products(
-        x_ptr, w1_row, w2_row, gain_ptr, j_mask, num_rows, x_stride, eps,
+        x_ptr, w1_row, w2_row, gain_ptr, rows, j_mask, num_rows, x_stride, eps,
         K, ROWS, BLOCK_H, BLOCK_K, STAGES, True, True, PDL,
     )  # fmt: skip
-    rows = tl.arange(0, ROWS)
     row_mask = rows < num_rows
     if BIAS:
         y1 += tl.load(bias_ptr + n1, mask=j_mask, other=0.0).to(tl.float32)[:, None]
@@ -268,9 +268,9 @@ def _launch(
 ) -> None:
     num_rows, k = x.shape
     n_out = out.shape[1]
-    rows = padded_rows(num_rows)
-    tile = tile or best_tile(kind, weight.shape[0], k, rows)
-    skinny_linear_kernel[(triton.cdiv(n_out, tile.block_n),)](
+    tile = tile or best_tile(kind, weight.shape[0], k, padded_rows(num_rows))
+    rows = min(padded_rows(num_rows), tile.block_rows)
+    skinny_linear_kernel[(triton.cdiv(n_out, tile.block_n), triton.cdiv(num_rows, rows))](
         x,
         weight,
         gain,
@@ -298,10 +298,16 @@ def _launch(
 
 
 def linear_float32(
-    x: torch.Tensor, weight: torch.Tensor, *, pdl: bool = False, tile: Tile | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    pdl: bool = False,
+    tile: Tile | None = None,
 ) -> torch.Tensor:
     """See `pillion.kernels.fused_linear.linear_float32`."""
-    out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
+    if out is None:
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
     _launch("head", x, weight, None, 0.0, None, None, out, tile, pdl)
     return out
 
@@ -351,11 +357,12 @@ def norm_qkv(
     """See `pillion.kernels.fused_linear.norm_qkv`."""
     num_rows, k = x.shape
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
-    rows = padded_rows(num_rows)
-    tile = tile or best_tile("qkv", weight.shape[0], k, rows)
+    tile = tile or best_tile("qkv", weight.shape[0], k, padded_rows(num_rows))
+    rows = min(padded_rows(num_rows), tile.block_rows)
     block_h = min(tile.block_n, triton.next_power_of_2(head_dim // 2))
     q = torch.empty((num_rows, num_q_heads, head_dim), dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(head_dim // 2, block_h) * (num_q_heads + 2 * num_kv_heads),)
+    num_tiles = triton.cdiv(head_dim // 2, block_h) * (num_q_heads + 2 * num_kv_heads)
+    grid = (num_tiles, triton.cdiv(num_rows, rows))
     skinny_qkv_kernel[grid](
         x,
         weight,

@@ -9,6 +9,7 @@ def greedy_step(
     logits: torch.Tensor,
     slots: torch.Tensor,
     valid: torch.Tensor,
+    advance: torch.Tensor,
     token_table: torch.Tensor,
     num_computed: torch.Tensor,
     num_known: torch.Tensor,
@@ -19,11 +20,12 @@ def greedy_step(
 ) -> None:
     """Takes each row's best token (the lowest id among equals) and updates its slot.
 
-    As `update_rows` with failed = the row's largest logit is not finite; besides, num_computed of valid rows
-    advances by one.
+    As `update_rows` with failed = the row's largest logit is not finite; besides, num_computed of each row's
+    slot advances.
 
     logits   [n, vocab] float32, dense rows
-    valid    [n] bool; False: masked
+    valid    [n] bool; False: nothing is sampled for this row
+    advance  [n] int64; 0 for masked rows
     columns  [4, n] int32: token, position, finish code, whether the row counts
     The tables are those of `update_rows`; num_computed [num_slots] int64.
 
@@ -39,6 +41,7 @@ def greedy_step(
         logits,
         slots,
         valid,
+        advance,
         token_table,
         num_computed,
         num_known,

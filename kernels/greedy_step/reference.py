@@ -9,6 +9,7 @@ def greedy_step(
     logits: torch.Tensor,
     slots: torch.Tensor,
     valid: torch.Tensor,
+    advance: torch.Tensor,
     token_table: torch.Tensor,
     num_computed: torch.Tensor,
     num_known: torch.Tensor,
@@ -18,7 +19,7 @@ def greedy_step(
     columns: torch.Tensor,
 ) -> None:
     """See `pillion.kernels.greedy_step.greedy_step`."""
-    num_computed.index_add_(0, slots, valid.to(torch.int64))
+    num_computed.index_add_(0, slots, advance)
     failed = ~logits.amax(-1).isfinite()
     token_ids = logits.argmax(-1).to(torch.int32)
     positions, finish = update_rows.update_rows(

@@ -28,6 +28,7 @@ def _update_kernel(
     best_id_ptr,
     slots_ptr,
     valid_ptr,
+    advance_ptr,
     token_table_ptr,
     num_computed_ptr,
     num_known_ptr,
@@ -67,8 +68,9 @@ def _update_kernel(
     tl.store(columns_ptr + num_rows + row, tl.where(appended, known, 0).to(tl.int32))
     tl.store(columns_ptr + 2 * num_rows + row, finish)
     tl.store(columns_ptr + 3 * num_rows + row, valid.to(tl.int32))
-    if valid:
-        tl.store(num_computed_ptr + slot, tl.load(num_computed_ptr + slot) + 1)
+    advance = tl.load(advance_ptr + row)
+    if advance > 0:
+        tl.store(num_computed_ptr + slot, tl.load(num_computed_ptr + slot) + advance)
     if appended:
         tl.store(token_table_ptr + slot * token_stride + known, token)
         tl.store(num_known_ptr + slot, known + 1)
@@ -80,6 +82,7 @@ def greedy_step(
     logits: torch.Tensor,
     slots: torch.Tensor,
     valid: torch.Tensor,
+    advance: torch.Tensor,
     token_table: torch.Tensor,
     num_computed: torch.Tensor,
     num_known: torch.Tensor,
@@ -103,6 +106,7 @@ def greedy_step(
         best_id,
         slots,
         valid,
+        advance,
         token_table,
         num_computed,
         num_known,

@@ -3,9 +3,24 @@
 import torch
 
 from pillion.kernels.paged_attention import reference
-from pillion.kernels.paged_attention.rows import AttentionRows, RowGather, gather_rows
+from pillion.kernels.paged_attention.rows import (
+    AttentionRows,
+    PrefillTiles,
+    RowGather,
+    cut_queries,
+    gather_rows,
+    queries_per_tile,
+)
 
-__all__ = ["AttentionRows", "RowGather", "gather_rows", "paged_attention"]
+__all__ = [
+    "AttentionRows",
+    "PrefillTiles",
+    "RowGather",
+    "cut_queries",
+    "gather_rows",
+    "paged_attention",
+    "queries_per_tile",
+]
 
 
 def paged_attention(
@@ -58,17 +73,20 @@ def _on_cuda(
             sliding_window,
             pdl,
         )
-    if rows.prefill_query_lens:
+    tiles = rows.prefill_tiles
+    if tiles is None and rows.prefill_query_lens:
+        tiles = _cut(rows)
+    if tiles is not None:
         triton_prefill.prefill_attention(
-            q,
-            layer_kv,
-            rows.block_table,
-            rows.query_start_loc,
-            rows.seq_lens,
-            out,
-            num_decode,
-            max(rows.prefill_query_lens),
-            scale,
-            sliding_window,
+            q, layer_kv, rows.block_table, rows.query_start_loc, tiles, out, scale, sliding_window
         )
     return out
+
+
+def _cut(rows: AttentionRows) -> PrefillTiles:
+    """Of a step for which nobody did it beforehand."""
+    num_queries = queries_per_tile(max(rows.prefill_query_lens))
+    pieces = cut_queries(rows.prefill_query_lens, rows.num_decode_rows, num_queries)
+    device = rows.seq_lens.device
+    tile_rows, starts = (torch.from_numpy(column).to(device) for column in pieces)
+    return PrefillTiles(tile_rows, starts, rows.seq_lens, num_queries)

@@ -1,8 +1,11 @@
 """What attention needs to know about the rows of a step; the same for all layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 # Padding to so many tokens is cheaper than another round of operations.
@@ -39,6 +42,38 @@ class RowGather:
     prefill_bias: tuple[torch.Tensor | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillTiles:
+    """How the queries of prefill rows are cut into pieces, for the kernel on a CUDA device."""
+
+    # [num_tiles] int32 each; row of a piece (-1: there is none) and its first query within the row
+    rows: torch.Tensor
+    starts: torch.Tensor
+    # [num_rows] int32; KV length of each row with this step's tokens, 0 for rows that do not prefill
+    seq_lens: torch.Tensor
+    # queries of a piece
+    num_queries: int
+
+
+def cut_queries(
+    query_lens: Sequence[int] | npt.NDArray[np.int64], first_row: int, num_queries: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Rows and first queries of the pieces of prefill rows, of which `first_row` is the first.
+
+    The last queries of a row see most and start first.
+    """
+    lengths = np.asarray(query_lens, dtype=np.int32)
+    counts = -(-lengths // num_queries)
+    rows = np.repeat(np.arange(first_row, first_row + len(lengths), dtype=np.int32), counts)
+    nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rows[::-1].copy(), (nth * num_queries).astype(np.int32)[::-1].copy()
+
+
+def queries_per_tile(max_query_len: int) -> int:
+    """How long the pieces should be where no row has more queries."""
+    return 128 if max_query_len > 64 else 64 if max_query_len > 16 else 16
+
+
 class AttentionRows(Protocol):
     """Decode rows (one token each) come first, then prefill rows (any number of tokens)."""
 
@@ -69,6 +104,10 @@ class AttentionRows(Protocol):
     @property
     def prefill_seq_lens(self) -> tuple[int, ...]:
         """KV length of each prefill row."""
+
+    @property
+    def prefill_tiles(self) -> PrefillTiles | None:
+        """How prefill rows are cut on a CUDA device; None: without prefill rows, or each layer cuts again."""
 
     @property
     def gather(self) -> RowGather | None:

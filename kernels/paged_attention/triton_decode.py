@@ -13,9 +13,52 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _LOG2_E = 1.4426950408889634
-# Programs of a split launch at most; so many keep every multiprocessor of the largest cards at work.
-_MOST_PROGRAMS, _ENOUGH_PROGRAMS = 1024, 132
-_MAX_SPLITS = 32
+# Programs of a split launch at most.
+_MOST_PROGRAMS = 4096
+# (up to so many pairs of a row and a KV head, into so many splits)
+_SPLITS = ((32, 16), (128, 8), (256, 4))
+
+
+@triton.jit
+def _merge(
+    partial_ptr,
+    stats_ptr,
+    first_part,
+    active,
+    SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+):
+    """The splits' results as one, [PADDED_GROUP, PADDED_DIM]; all loads are independent of each other."""
+    split = tl.arange(0, SPLITS)
+    g = tl.arange(0, PADDED_GROUP)
+    d = tl.arange(0, PADDED_DIM)
+    at = stats_ptr + (first_part + split)[:, None] * 32 + g[None, :]
+    there = (split < active)[:, None] & (g < GROUP)[None, :]
+    tops = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
+    totals = tl.load(at + 16, mask=there, other=0.0, cache_modifier=".cg")
+    top = tl.max(tops, axis=0)
+    # Padded heads have seen nothing; 0 in place of -inf avoids inf - inf.
+    top = tl.where(g < GROUP, top, 0.0)
+    total = tl.sum(totals * tl.exp2(tops - top[None, :]), axis=0)
+    acc = tl.zeros((PADDED_GROUP, PADDED_DIM), dtype=tl.float32)
+    AT_ONCE: tl.constexpr = 8 if SPLITS > 8 else SPLITS
+    for i0 in range(0, active, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            part = first_part + i0 + i
+            is_there = g < tl.where(i0 + i < active, GROUP, 0)
+            part_top = tl.load(
+                stats_ptr + part * 32 + g, mask=is_there, other=float("-inf"), cache_modifier=".cg"
+            )
+            part_acc = tl.load(
+                partial_ptr + (part * GROUP + g)[:, None] * PADDED_DIM + d[None, :],
+                mask=is_there[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            acc += part_acc * tl.exp2(part_top - top)[:, None]
+    return acc / tl.where(g < GROUP, total, 1.0)[:, None]
 
 
 @triton.jit
@@ -35,28 +78,28 @@ def decode_attention_kernel(
     kv_block_stride,
     kv_half_stride,
     kv_head_stride,
-    num_splits,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[row, head] = softmax(q k^T scale) v over the last WINDOW (0: all) positions; zeros if none."""
+    """out[row, head] = softmax(q k^T scale) v over the last WINDOW (0: all) positions."""
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    if PDL:
-        gdc_wait()
+    # Lengths were made at the step's start, long before the launch that is waited for.
     seq_len = tl.load(seq_lens_ptr + row)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(seq_len - WINDOW, 0)
-    chunk = tl.cdiv(tl.cdiv(seq_len - first, num_splits), BLOCK_T) * BLOCK_T
+    chunk = tl.cdiv(tl.cdiv(seq_len - first, SPLITS), BLOCK_T) * BLOCK_T
     start = first + split * chunk
     end = tl.minimum(start + chunk, seq_len)
     g = tl.arange(0, 16)
@@ -66,12 +109,9 @@ def decode_attention_kernel(
     head = kv_head * GROUP + g
     out_at = out_ptr + row.to(tl.int64) * out_stride + head[:, None] * HEAD_DIM + d[None, :]
     out_mask = g_mask[:, None] & d_mask[None, :]
-    if seq_len == 0:
-        if split == 0:
-            tl.store(
-                out_at, tl.zeros((16, PADDED_DIM), dtype=out_ptr.dtype.element_ty), mask=out_mask
-            )
-        return
+    if PDL:
+        gdc_wait()
+    # A masked row's place in the output may belong to a prefill row.
     if start >= end:
         return
     q = tl.load(
@@ -85,11 +125,15 @@ def decode_attention_kernel(
     table = block_table_ptr + row.to(tl.int64) * table_stride
     k_base = kv_ptr + kv_head * kv_head_stride + d[None, :]
     lanes = tl.arange(0, BLOCK_T)
+    # Block ids are read one step ahead: with them inside, the loop's other loads could not run ahead.
+    t = start + lanes
+    block = tl.load(table + t // BLOCK_SIZE, mask=t < end, other=0)
     for t0 in tl.range(start, end, BLOCK_T, num_stages=STAGES):
         t = t0 + lanes
         t_mask = t < end
-        block = tl.load(table + t // BLOCK_SIZE, mask=t_mask, other=0).to(tl.int64)
-        at = block[:, None] * kv_block_stride + (t % BLOCK_SIZE)[:, None] * HEAD_DIM
+        at = block.to(tl.int64)[:, None] * kv_block_stride + (t % BLOCK_SIZE)[:, None] * HEAD_DIM
+        ahead = t + BLOCK_T
+        block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < end, other=0)
         kv_mask = t_mask[:, None] & d_mask[None, :]
         k = tl.load(k_base + at, mask=kv_mask, other=0.0)
         v = tl.load(k_base + kv_half_stride + at, mask=kv_mask, other=0.0)
@@ -108,8 +152,13 @@ def decode_attention_kernel(
         tl.store(out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=out_mask)
         return
     pair = row * NUM_KV_HEADS + kv_head
-    part = pair.to(tl.int64) * num_splits + split
-    tl.store(partial_ptr + part * 16 * PADDED_DIM + g[:, None] * PADDED_DIM + d[None, :], acc)
+    first_part = pair.to(tl.int64) * SPLITS
+    part = first_part + split
+    tl.store(
+        partial_ptr + (part * GROUP + g)[:, None] * PADDED_DIM + d[None, :],
+        acc,
+        mask=g_mask[:, None],
+    )
     tl.store(stats_ptr + part * 32 + g, top)
     tl.store(stats_ptr + part * 32 + 16 + g, total)
     tl.debug_barrier()  # all threads' stores come before the one thread's arrival
@@ -117,24 +166,16 @@ def decode_attention_kernel(
     if arrived != active - 1:
         return
     tl.store(arrivals_ptr + pair, 0)
-    top = tl.full((16,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((16,), dtype=tl.float32)
-    acc = tl.zeros((16, PADDED_DIM), dtype=tl.float32)
-    for i in range(0, active):
-        part = pair.to(tl.int64) * num_splits + i
-        s_top = tl.load(stats_ptr + part * 32 + g, cache_modifier=".cg")
-        s_total = tl.load(stats_ptr + part * 32 + 16 + g, cache_modifier=".cg")
-        s_acc = tl.load(
-            partial_ptr + part * 16 * PADDED_DIM + g[:, None] * PADDED_DIM + d[None, :],
-            cache_modifier=".cg",
-        )
-        new_top = tl.maximum(top, s_top)
-        keep = tl.exp2(top - new_top)
-        add = tl.exp2(s_top - new_top)
-        total = total * keep + s_total * add
-        acc = acc * keep[:, None] + s_acc * add[:, None]
-        top = new_top
-    tl.store(out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=out_mask)
+    merged = _merge(
+        partial_ptr, stats_ptr, first_part, active, SPLITS, GROUP, PADDED_GROUP, PADDED_DIM
+    )
+    g = tl.arange(0, PADDED_GROUP)
+    head = kv_head * GROUP + g
+    tl.store(
+        out_ptr + row.to(tl.int64) * out_stride + head[:, None] * HEAD_DIM + d[None, :],
+        merged.to(out_ptr.dtype.element_ty),
+        mask=(g < GROUP)[:, None] & d_mask[None, :],
+    )
 
 
 @functools.lru_cache
@@ -160,15 +201,15 @@ class Setting(NamedTuple):
     splits: int
 
 
-def best_setting(num_pairs: int) -> Setting:
-    """For so many pairs of a row and a KV head: enough programs for the card, the same for every length.
+def best_setting(num_pairs: int, head_dim: int) -> Setting:
+    """For so many pairs of a row and a KV head, the same for every length.
 
-    Near the best of `benchmarks/tune_decode_attention.py` on an H200, and what docs/benchmarks.md was measured with.
+    Measured with `benchmarks/tune_decode_attention.py` on an H200, 512 tokens per row: programs of one warp, which
+    never waits for another, and for few pairs more splits than that length needs, for longer ones.
     """
-    splits = 1
-    while num_pairs * splits <= _ENOUGH_PROGRAMS and splits < _MAX_SPLITS:
-        splits *= 2
-    return Setting(64 if splits > 1 else 128, 4, 2, splits)
+    block_tokens = 16 if head_dim > 64 or num_pairs > 1024 else 32
+    splits = next((splits for most, splits in _SPLITS if num_pairs <= most), 1)
+    return Setting(block_tokens, 1, 3, splits)
 
 
 def decode_attention(
@@ -182,12 +223,16 @@ def decode_attention(
     pdl: bool = False,
     setting: Setting | None = None,
 ) -> None:
-    """Attention of rows with one token each: q and out are [num_rows, num_q_heads, head_dim]. Writes: out."""
+    """Attention of rows with one token each: q and out are [num_rows, num_q_heads, head_dim].
+
+    Writes: out, but for rows without any KV.
+    """
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = layer_kv.shape[2]
+    group = num_q_heads // num_kv_heads
     dim = max(16, triton.next_power_of_2(head_dim))
     num_pairs = num_rows * num_kv_heads
-    setting = setting or best_setting(num_pairs)
+    setting = setting or best_setting(num_pairs, head_dim)
     if setting.splits > 1 and num_pairs * setting.splits > _MOST_PROGRAMS:
         raise ValueError(
             f"{num_pairs} pairs in {setting.splits} splits; at most {_MOST_PROGRAMS} programs"
@@ -209,13 +254,14 @@ def decode_attention(
         layer_kv.stride(0),
         layer_kv.stride(1),
         layer_kv.stride(2),
-        setting.splits,
         NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_q_heads // num_kv_heads,
+        GROUP=group,
+        PADDED_GROUP=triton.next_power_of_2(group),
         HEAD_DIM=head_dim,
         PADDED_DIM=dim,
         BLOCK_SIZE=layer_kv.shape[3],
         BLOCK_T=setting.block_tokens,
+        SPLITS=setting.splits,
         WINDOW=sliding_window or 0,
         STAGES=setting.stages,
         PDL=pdl,

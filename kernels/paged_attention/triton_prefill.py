@@ -1,4 +1,4 @@
-"""Attention of prefill rows: a block of one sequence's queries against its paged keys and values.
+"""Attention of prefill rows: a piece of one sequence's queries against its paged keys and values.
 
 Scores are softmaxed on the way (arXiv 2205.14135). Blocks that every query of the program sees take no mask; the
 causal border and the window's edge do.
@@ -8,20 +8,25 @@ import torch
 import triton
 import triton.language as tl
 
+from pillion.kernels.paged_attention.rows import PrefillTiles
+
 _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
 def _tile(
-    q, k_base, v_base, table, t0, seq_len, positions, top, total, acc, scale_log2, kv_block_stride,
+    q, k_base, v_base, table, block, t0, seq_len, positions, top, total, acc, scale_log2, kv_block_stride,
     d_mask, WINDOW: tl.constexpr, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys and values taken into the running softmax."""
+    """Keys and values at t0 taken into the running softmax; `block` are their block ids, the next ones' are returned.
+
+    Read inside, they would keep the other loads from running ahead.
+    """
     t = t0 + tl.arange(0, BLOCK_N)
     inside = t < seq_len
-    block = tl.load(table + t // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    at = block * kv_block_stride + (t % BLOCK_SIZE) * HEAD_DIM
+    at = block.to(tl.int64) * kv_block_stride + (t % BLOCK_SIZE) * HEAD_DIM
+    block = tl.load(table + (t + BLOCK_N) // BLOCK_SIZE, mask=t + BLOCK_N < seq_len, other=0)
     mask = inside[:, None] & d_mask[None, :]
     k = tl.load(k_base + at[:, None], mask=mask, other=0.0)
     s = tl.dot(q, k.T, input_precision="ieee") * scale_log2
@@ -37,7 +42,7 @@ def _tile(
     keep = tl.exp2(top - base)
     v = tl.load(v_base + at[:, None], mask=mask, other=0.0)
     acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
-    return new_top, total * keep + tl.sum(p, axis=1), acc
+    return block, new_top, total * keep + tl.sum(p, axis=1), acc
 
 
 @triton.jit
@@ -47,9 +52,10 @@ def _prefill_attention_kernel(
     block_table_ptr,
     query_start_ptr,
     seq_lens_ptr,
+    tile_rows_ptr,
+    tile_starts_ptr,
     out_ptr,
     scale_log2,
-    first_row,
     q_stride,
     table_stride,
     kv_block_stride,
@@ -65,16 +71,17 @@ def _prefill_attention_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    # The last queries of a row have most to do: they start first.
-    m_block = tl.num_programs(0) - 1 - tl.program_id(0)
+    tile = tl.program_id(0)
     head = tl.program_id(1)
-    row = first_row + tl.program_id(2)
-    start = tl.load(query_start_ptr + row)
-    query_len = tl.load(query_start_ptr + row + 1) - start
-    m0 = m_block * BLOCK_M
-    if m0 >= query_len:
+    row = tl.load(tile_rows_ptr + tile)
+    if row < 0:
         return
     seq_len = tl.load(seq_lens_ptr + row)
+    if seq_len == 0:
+        return
+    start = tl.load(query_start_ptr + row)
+    query_len = tl.load(query_start_ptr + row + 1) - start
+    m0 = tl.load(tile_starts_ptr + tile)
     first_position = seq_len - query_len + m0
     m = m0 + tl.arange(0, BLOCK_M)
     positions = seq_len - query_len + m
@@ -98,14 +105,16 @@ def _prefill_attention_kernel(
     else:
         begin = 0
         plain = (first_position + 1) // BLOCK_N * BLOCK_N
+    t = begin + tl.arange(0, BLOCK_N)
+    block = tl.load(table + t // BLOCK_SIZE, mask=t < seq_len, other=0)
     for t0 in tl.range(begin, plain, BLOCK_N, num_stages=STAGES):
-        top, total, acc = _tile(
-            q, k_base, v_base, table, t0, seq_len, positions, top, total, acc, scale_log2,
+        block, top, total, acc = _tile(
+            q, k_base, v_base, table, block, t0, seq_len, positions, top, total, acc, scale_log2,
             kv_block_stride, d_mask, WINDOW, False, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
         )  # fmt: skip
     for t0 in tl.range(plain, end, BLOCK_N, num_stages=STAGES):
-        top, total, acc = _tile(
-            q, k_base, v_base, table, t0, seq_len, positions, top, total, acc, scale_log2,
+        block, top, total, acc = _tile(
+            q, k_base, v_base, table, block, t0, seq_len, positions, top, total, acc, scale_log2,
             kv_block_stride, d_mask, WINDOW, True, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
         )  # fmt: skip
     at = out_ptr + (tokens[:, None] * NUM_Q_HEADS + head) * HEAD_DIM + d[None, :]
@@ -117,27 +126,25 @@ def prefill_attention(
     layer_kv: torch.Tensor,
     block_table: torch.Tensor,
     query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
+    tiles: PrefillTiles,
     out: torch.Tensor,
-    first_row: int,
-    max_query_len: int,
     scale: float,
     sliding_window: int | None,
 ) -> None:
-    """Attention of the rows from `first_row` on. Writes: out, at their tokens."""
+    """Attention of the rows that `tiles` names. Writes: out, at their tokens."""
     _, num_q_heads, head_dim = q.shape
-    num_rows = seq_lens.shape[0] - first_row
     wide = head_dim > 64
-    block_m = 128 if max_query_len > 64 else 64 if max_query_len > 16 else 16
-    _prefill_attention_kernel[(triton.cdiv(max_query_len, block_m), num_q_heads, num_rows)](
+    block_m = tiles.num_queries
+    _prefill_attention_kernel[(tiles.rows.shape[0], num_q_heads)](
         q,
         layer_kv,
         block_table,
         query_start_loc,
-        seq_lens,
+        tiles.seq_lens,
+        tiles.rows,
+        tiles.starts,
         out,
         scale * _LOG2_E,
-        first_row,
         q.stride(0),
         block_table.stride(0),
         layer_kv.stride(0),
@@ -151,6 +158,6 @@ def prefill_attention(
         WINDOW=sliding_window or 0,
         BLOCK_M=block_m,
         BLOCK_N=64,
-        STAGES=2 if wide else 3,
+        STAGES=3,
         num_warps=8 if wide and block_m == 128 else 4,
     )

@@ -1,8 +1,10 @@
-"""One program per token and head: rotates q or k, and stores k and v where they belong."""
+"""One program per token and eight heads: rotates q and k, and stores k and v where they belong."""
 
 import torch
 import triton
 import triton.language as tl
+
+_HEADS = 8
 
 
 @triton.jit
@@ -27,10 +29,12 @@ def _rotary_kv_write_kernel(
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     DIM: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    d = tl.arange(0, DIM)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    kv_head = head - NUM_Q_HEADS
+    d = tl.arange(0, DIM)[None, :]
     inside = d < HEAD_DIM
     # Element d of a rotated head needs its partner, half of the rotary dimension away.
     first = d < HALF
@@ -40,24 +44,23 @@ def _rotary_kv_write_kernel(
     cos = tl.load(angle, mask=rotated, other=1.0)
     sin = tl.load(angle + HALF, mask=rotated, other=0.0)
     sin = tl.where(first, -sin, sin)
-    if head < NUM_Q_HEADS:
-        source = q_ptr + token * q_stride + head * HEAD_DIM
-        x = tl.load(source + d, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(source + partner, mask=inside, other=0.0).to(tl.float32)
-        at = out_ptr + (token * NUM_Q_HEADS + head) * HEAD_DIM + d
-        tl.store(at, (x * cos + y * sin).to(out_ptr.dtype.element_ty), mask=inside)
-    else:
-        slot = tl.load(slot_mapping_ptr + token)
-        if slot >= 0:
-            kv_head = head - NUM_Q_HEADS
-            source = k_ptr + token * k_stride + kv_head * HEAD_DIM
-            x = tl.load(source + d, mask=inside, other=0.0).to(tl.float32)
-            y = tl.load(source + partner, mask=inside, other=0.0).to(tl.float32)
-            v = tl.load(v_ptr + token * v_stride + kv_head * HEAD_DIM + d, mask=inside, other=0.0)
-            at = kv_ptr + (slot // BLOCK_SIZE) * kv_block_stride + kv_head * kv_head_stride
-            at += (slot % BLOCK_SIZE) * HEAD_DIM + d
-            tl.store(at, (x * cos + y * sin).to(kv_ptr.dtype.element_ty), mask=inside)
-            tl.store(at + kv_half_stride, v.to(kv_ptr.dtype.element_ty), mask=inside)
+    is_q = inside & (head < NUM_Q_HEADS)
+    source = q_ptr + token * q_stride + head * HEAD_DIM
+    x = tl.load(source + d, mask=is_q, other=0.0).to(tl.float32)
+    y = tl.load(source + partner, mask=is_q, other=0.0).to(tl.float32)
+    at = out_ptr + (token * NUM_Q_HEADS + head) * HEAD_DIM + d
+    tl.store(at, (x * cos + y * sin).to(out_ptr.dtype.element_ty), mask=is_q)
+    slot = tl.load(slot_mapping_ptr + token)
+    num_stored = tl.where(slot >= 0, NUM_KV_HEADS, 0)
+    is_kv = inside & (kv_head >= 0) & (kv_head < num_stored)
+    source = k_ptr + token * k_stride + kv_head * HEAD_DIM
+    x = tl.load(source + d, mask=is_kv, other=0.0).to(tl.float32)
+    y = tl.load(source + partner, mask=is_kv, other=0.0).to(tl.float32)
+    v = tl.load(v_ptr + token * v_stride + kv_head * HEAD_DIM + d, mask=is_kv, other=0.0)
+    at = kv_ptr + (slot // BLOCK_SIZE) * kv_block_stride + kv_head * kv_head_stride
+    at += (slot % BLOCK_SIZE) * HEAD_DIM + d
+    tl.store(at, (x * cos + y * sin).to(kv_ptr.dtype.element_ty), mask=is_kv)
+    tl.store(at + kv_half_stride, v.to(kv_ptr.dtype.element_ty), mask=is_kv)
 
 
 def rotary_kv_write(
@@ -73,7 +76,8 @@ def rotary_kv_write(
     num_kv_heads = k.shape[1]
     out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
     if num_tokens:
-        _rotary_kv_write_kernel[(num_tokens, num_q_heads + num_kv_heads)](
+        num_groups = triton.cdiv(num_q_heads + num_kv_heads, _HEADS)
+        _rotary_kv_write_kernel[(num_tokens, num_groups)](
             q,
             k,
             v,
@@ -94,6 +98,7 @@ def rotary_kv_write(
             HALF=cos_sin.shape[-1],
             BLOCK_SIZE=layer_kv.shape[3],
             DIM=triton.next_power_of_2(head_dim),
-            num_warps=1,
+            HEADS=_HEADS,
+            num_warps=2,
         )
     return out

@@ -6,6 +6,7 @@ tests/conftest.py switches the interpreter on where there is no CUDA device.
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,11 +19,15 @@ from pillion.kernels.greedy_step import reference as greedy_reference
 from pillion.kernels.greedy_step import triton_impl as greedy_triton
 from pillion.kernels.paged_attention import cases as attention_cases
 from pillion.kernels.paged_attention import reference as attention_reference
+from pillion.kernels.paged_attention.rows import PrefillTiles, cut_queries, queries_per_tile
 from pillion.kernels.paged_attention.triton_decode import decode_attention
 from pillion.kernels.paged_attention.triton_prefill import prefill_attention
 from pillion.kernels.prepare_decode import cases as prepare_cases
 from pillion.kernels.prepare_decode import reference as prepare_reference
 from pillion.kernels.prepare_decode import triton_impl as prepare_triton
+from pillion.kernels.prepare_mixed import cases as mixed_cases
+from pillion.kernels.prepare_mixed import reference as mixed_reference
+from pillion.kernels.prepare_mixed import triton_impl as mixed_triton
 from pillion.kernels.rms_norm import reference as norm_reference
 from pillion.kernels.rms_norm import triton_impl as norm_triton
 from pillion.kernels.rotary_kv_write import cases as rotary_cases
@@ -113,6 +118,20 @@ def test_prepare_decode(device: torch.device, case: prepare_cases.Case) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("case", mixed_cases.CASES, ids=str)
+def test_prepare_mixed(device: torch.device, case: mixed_cases.Case) -> None:
+    inputs = values(case.inputs(device))
+    got = mixed_triton.prepare_mixed(*inputs)
+    wanted = mixed_reference.prepare_mixed(*inputs)
+    stored = wanted[2] >= 0
+    for number, (ours, theirs) in enumerate(zip(got, wanted, strict=True)):
+        assert ours.dtype == theirs.dtype
+        # What is not stored is read from anywhere inside the tables.
+        assert (
+            torch.equal(ours[stored], theirs[stored]) if number < 2 else torch.equal(ours, theirs)
+        )
+
+
 @pytest.mark.parametrize("case", update_cases.CASES, ids=str)
 def test_update_rows(device: torch.device, case: update_cases.Case) -> None:
     got, want = case.inputs(device), case.inputs(device)
@@ -140,6 +159,7 @@ def test_greedy_step(device: torch.device, vocab: int) -> None:
             logits,
             inputs.slots,
             inputs.valid,
+            inputs.valid.long() * torch.arange(1, 10, device=device),
             inputs.token_table,
             computed,
             inputs.num_known,
@@ -184,15 +204,23 @@ def test_paged_attention(
             case.sliding_window,
         )
     if case.prefill:
+        num_queries = queries_per_tile(rows.max_query_len)
+        tile_rows, starts = cut_queries(rows.prefill_query_lens, num_decode, num_queries)
+        # Padding, as in a captured step.
+        tile_rows = np.append(tile_rows, np.int32(-1))
+        tiles = PrefillTiles(
+            torch.from_numpy(tile_rows).to(device),
+            torch.from_numpy(np.append(starts, np.int32(0))).to(device),
+            rows.seq_lens,
+            num_queries,
+        )
         prefill_attention(
             inputs.q,
             inputs.layer_kv,
             rows.block_table,
             rows.query_start_loc,
-            rows.seq_lens,
+            tiles,
             out,
-            num_decode,
-            rows.max_query_len,
             scale,
             case.sliding_window,
         )
@@ -202,7 +230,7 @@ def test_paged_attention(
         assert error(out.cpu()[counts], want[counts]) < bound(dtype)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 13])
+@pytest.mark.parametrize("rows", [1, 2, 8, 13, 70])
 def test_fused_linear(device: torch.device, dtype: torch.dtype, rows: int) -> None:
     hidden, heads, kv_heads, dim = 192, 3, 1, 64
     x = torch.randn(rows, hidden, device=device).to(dtype)
@@ -232,9 +260,9 @@ def test_fused_linear(device: torch.device, dtype: torch.dtype, rows: int) -> No
     qkv_bias = torch.randn(len(qkv), device=device).to(dtype)
     angles = torch.rand(rows, dim // 2, device=device)
     cos_sin = torch.stack([angles.cos(), angles.sin()], dim=1)
-    slots = torch.randperm(4 * 16, device=device)[:rows]
+    slots = torch.randperm(6 * 16, device=device)[:rows]
     slots[0] = -1
-    pools = [torch.zeros(5, 2, kv_heads, 16, dim, device=device, dtype=dtype) for _ in range(2)]
+    pools = [torch.zeros(7, 2, kv_heads, 16, dim, device=device, dtype=dtype) for _ in range(2)]
     results = [
         module.norm_qkv(x, gain, 1e-5, qkv, qkv_bias, cos_sin, pool, slots, heads)
         for module, pool in zip((fused, fused_reference), pools, strict=True)

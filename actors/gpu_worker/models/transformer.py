@@ -55,7 +55,7 @@ class Transformer:
         """
         cos_sin = self._rotary.cos_sin(positions)
         residual = embedding(input_ids, self._embedding_table).to(self.dtype)
-        if self._fused and attention.num_decode_rows == len(input_ids):
+        if self._fused and not attention.has_prefill:
             for index, fused in enumerate(self._fused):
                 fused.apply(residual, cos_sin, kv_cache.layer(index), attention)
             return rms_norm(residual, self._final_norm, self._eps)
@@ -65,11 +65,12 @@ class Transformer:
         return rms_norm_add(x, residual, self._final_norm, self._eps)[0]
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores of every next token, [n, hidden_size] to [n, vocab_size] float32."""
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Scores of every next token, [n, hidden_size] to [n, vocab_size] float32. Writes: out, if it is given."""
         if self._fused and isinstance(self._head, DenseLinear) and self._head.bias is None:
-            return linear_float32(hidden, self._head.weight)
-        return self._head.apply(hidden).float()
+            return linear_float32(hidden, self._head.weight, out)
+        logits = self._head.apply(hidden).float()
+        return logits if out is None else out.copy_(logits)
 
 
 def _fused_layers(layers: Sequence[DecoderLayer], device: torch.device) -> list[FusedLayer]:

@@ -1,0 +1,45 @@
+"""The rows of one execution of a plan."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pillion.actors.gpu_worker.request_states import RequestStates
+from pillion.actors.gpu_worker.step_inputs import PromptLogprobRows
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRows:
+    """The rows of a plan that are worth running now, as the host foresees them."""
+
+    # [num_decode_rows] int32
+    decode_slots: npt.NDArray[np.int32]
+    # parallel [num_prefill_rows]
+    prefill_slots: npt.NDArray[np.int32]
+    prefill_starts: npt.NDArray[np.int64]
+    prefill_ends: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.decode_slots) + len(self.prefill_slots)
+
+
+def prompt_logprob_rows(
+    states: RequestStates, rows: PlanRows, first_tokens: npt.NDArray[np.int64]
+) -> tuple[PromptLogprobRows, ...]:
+    """What was asked for of the prompt positions that this step's tokens predict.
+
+    first_tokens [num_prefill_rows]: index in input_ids of each prefill row's first token.
+    """
+    asked = []
+    for row, slot in enumerate(rows.prefill_slots.tolist()):
+        if slot not in states.prompt_logprobs:
+            continue
+        prompt, num_top = states.prompt_logprobs[slot]
+        start, end = int(rows.prefill_starts[row]) + 1, int(rows.prefill_ends[row]) + 1
+        token_ids = prompt[start:end]
+        if len(token_ids):
+            sequence_id = int(states.sequence_id_np[slot])
+            first_token = int(first_tokens[row])
+            asked.append(PromptLogprobRows(sequence_id, start, first_token, token_ids, num_top))
+    return tuple(asked)

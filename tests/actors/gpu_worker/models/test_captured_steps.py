@@ -1,0 +1,211 @@
+"""Captured steps that run ahead against the same plans, one step at a time and without graphs."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import load, make_reference
+
+from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.limits import WorkerLimits
+from pillion.actors.gpu_worker.models.loader import LoadedModel, num_weights
+from pillion.actors.gpu_worker.stages import Stages
+from pillion.actors.gpu_worker.worker import Worker
+from pillion.messages.codec import pack_ids, unpack_ids
+from pillion.messages.sampling import TokenSampling
+from pillion.messages.steps import NewSequence, StepOutput, StepPlan
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+LIMITS = WorkerLimits(
+    max_num_seqs=20, max_num_batched_tokens=512, max_model_len=128, num_blocks=400
+)
+BLOCK_SIZE = 8
+VOCAB_SIZE = 160
+
+
+def sampling(chance: random.Random) -> TokenSampling:
+    """Greedy most of the time, else everything at once."""
+    full = chance.random() < 0.2
+    return TokenSampling(
+        temperature=0.9 if full else 0.0,
+        top_k=chance.choice([0, 20]) if full else 0,
+        top_p=0.95 if full else 1.0,
+        min_p=0.01 if full else 0.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.2 if full else 0.0,
+        repetition_penalty=1.1 if full else 1.0,
+        seed=chance.randrange(1000),
+        stop_token_ids=[7],
+        min_tokens=0,
+        max_tokens=chance.randrange(1, 40),
+        logprobs=2 if chance.random() < 0.1 else None,
+        prompt_logprobs=2 if chance.random() < 0.1 else None,
+        logit_bias={},
+        allowed_token_ids=[],
+        bad_words=[],
+    )
+
+
+@dataclass
+class Tenant:
+    """A sequence in a slot, as the planner knows it."""
+
+    slot: int
+    generation: int
+    blocks: list[int]
+    num_prompt: int
+    num_computed: int = 0
+    num_known: int = 0
+    ended: bool = False
+
+
+@dataclass
+class Planner:
+    """Draws plans as a scheduler might make them, and learns from the outputs."""
+
+    chance: random.Random
+    next_plan_id: int = 0
+    generation: int = 0
+    tenants: dict[int, Tenant] = field(default_factory=dict)
+    free_blocks: list[int] = field(default_factory=lambda: list(range(LIMITS.num_blocks)))
+
+    def plan(self) -> StepPlan:
+        chance = self.chance
+        released = [slot for slot, t in self.tenants.items() if t.ended or chance.random() < 0.03]
+        for slot in released:
+            self.free_blocks += self.tenants.pop(slot).blocks
+        new = []
+        for slot in range(LIMITS.max_num_seqs):
+            if slot not in self.tenants and slot not in released and chance.random() < 0.2:
+                new.append(self.seat(slot))
+        rows, budget = [], LIMITS.max_num_batched_tokens
+        for slot, tenant in self.tenants.items():
+            missing = tenant.num_known - tenant.num_computed
+            if missing == 1 and tenant.num_known > tenant.num_prompt:
+                rows.append((slot, -1, 1))
+            else:
+                length = missing if chance.random() < 0.7 else chance.randrange(1, missing + 1)
+                if length > budget - LIMITS.max_num_seqs:
+                    continue
+                budget -= length
+                rows.append((slot, tenant.num_computed, length))
+                tenant.num_computed += length
+        rows.sort(key=lambda row: row[1] >= 0)
+        plan_id, self.next_plan_id = self.next_plan_id, self.next_plan_id + 1
+        slots, starts, lengths = zip(*rows, strict=True) if rows else ((), (), ())
+        return StepPlan(
+            epoch=1,
+            plan_id=plan_id,
+            repeat=chance.randrange(1, 7),
+            slots=pack_ids(slots),
+            generations=pack_ids(self.tenants[slot].generation for slot in slots),
+            starts=pack_ids(starts),
+            num_tokens=pack_ids(lengths),
+            new_sequences=new,
+            released_slots=pack_ids(released),
+        )
+
+    def seat(self, slot: int) -> NewSequence:
+        chance = self.chance
+        tokens = [chance.randrange(VOCAB_SIZE) for _ in range(chance.choice([1, 5, 30, 80]))]
+        count = -(-LIMITS.max_model_len // BLOCK_SIZE)
+        blocks, self.free_blocks = self.free_blocks[:count], self.free_blocks[count:]
+        self.generation += 1
+        self.tenants[slot] = Tenant(
+            slot, self.generation, blocks, len(tokens), num_known=len(tokens)
+        )
+        return NewSequence(
+            sequence_id=self.generation,
+            slot=slot,
+            generation=self.generation,
+            token_ids=pack_ids(tokens),
+            num_prompt_tokens=len(tokens),
+            num_computed_tokens=0,
+            block_ids=[pack_ids(blocks)],
+            sampling=sampling(chance),
+        )
+
+    def learn(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            finish = list(output.finish)
+            positions = unpack_ids(output.positions)
+            for slot, position, code in zip(
+                unpack_ids(output.slots), positions, finish, strict=True
+            ):
+                tenant = self.tenants[slot]
+                tenant.num_computed, tenant.num_known = position, position + 1
+                tenant.ended = code != 0
+
+
+def build(loaded: LoadedModel, *, with_graphs: bool) -> Worker:
+    device = Device(torch.device("cuda", 0))
+    config = loaded.config
+    kv_cache = KvCache(
+        LIMITS.num_blocks,
+        config.num_layers,
+        config.num_kv_heads,
+        BLOCK_SIZE,
+        config.head_dim,
+        loaded.dtype,
+        device.device,
+    )
+    stages = Stages.build(
+        device,
+        loaded.model,
+        config.vocab_size,
+        kv_cache,
+        LIMITS,
+        graphs_for_weights=num_weights(config) if with_graphs else None,
+    )
+    if stages.capturer is not None:
+        stages.capturer.capture_all()
+    return stages.worker(1, steps_in_flight=2 if with_graphs else 1)
+
+
+def run(worker: Worker, plan: StepPlan) -> list[StepOutput]:
+    worker.on_message(plan, 0)
+    while worker.tick(0) is not None:
+        pass
+    outputs = [message for receiver, message in worker.outgoing if receiver == "scheduler"]
+    worker.outgoing.clear()
+    return outputs  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("family_name", ["llama", "qwen3", "mistral"])
+def test_graphs_that_run_ahead_answer_as_steps_one_by_one(family_name: str, tmp_path: Path) -> None:
+    make_reference(family_name).save_pretrained(tmp_path)
+    loaded = load(tmp_path, torch.device("cuda", 0))
+    captured, plain = build(loaded, with_graphs=True), build(loaded, with_graphs=False)
+    planner = Planner(random.Random(len(family_name)))
+    num_tokens = 0
+    for _ in range(250):
+        plan = planner.plan()
+        outputs, expected = run(captured, plan), run(plain, plan)
+        assert len(outputs) == len(expected)
+        for got, want in zip(outputs, expected, strict=True):
+            for name in ("sequence_ids", "slots", "positions", "token_ids", "finish"):
+                assert getattr(got, name) == getattr(want, name), (plan.plan_id, name)
+            assert (got.logprobs is None) == (want.logprobs is None)
+            assert len(got.prompt_logprobs) == len(want.prompt_logprobs)
+            num_tokens += len(got.token_ids) // 4
+        planner.learn(outputs)
+    assert num_tokens > 1000
+
+
+def test_a_model_in_bfloat16_lives_through_it_too(tmp_path: Path) -> None:
+    """Its fused kernels round in another order than the plain ones, so tokens may differ: none may be lost."""
+    make_reference("llama").save_pretrained(tmp_path)
+    loaded = load(tmp_path, torch.device("cuda", 0), dtype="bfloat16")
+    worker = build(loaded, with_graphs=True)
+    planner = Planner(random.Random(3))
+    for _ in range(250):
+        outputs = run(worker, planner.plan())
+        assert not any(output.errors for output in outputs)
+        planner.learn(outputs)

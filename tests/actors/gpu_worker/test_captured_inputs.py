@@ -1,0 +1,97 @@
+"""What a captured step reads against what a step without a graph reads."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
+from pillion.actors.gpu_worker.cuda_graphs import mixed_shapes
+from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.mixed_table import MixedShape, MixedTable, fill_mixed_table
+
+SHAPE = MixedShape(num_tokens=128, num_rows=6, num_prefill_rows=3)
+
+
+def table_of(array: npt.NDArray[np.int32]) -> MixedTable[npt.NDArray[np.int32]]:
+    return MixedTable.over(array, SHAPE)
+
+
+class TestTable:
+    def test_rows_tokens_and_pieces_of_queries(self) -> None:
+        slots = np.array([4, 1, 0, 2], dtype=np.int32)
+        starts, lengths = np.array([-1, -1, 0, 10]), np.array([1, 1, 70, 3])
+        table = table_of(fill_mixed_table(SHAPE, slots, starts, lengths, scratch_slot=9))
+        assert table.rows.T.tolist() == [
+            [4, -1, 1], [1, -1, 1], [0, 0, 70], [2, 10, 3], [9, -1, 0], [9, -1, 0],
+        ]  # fmt: skip
+        assert table.query_start_loc.tolist() == [0, 1, 2, 72, 75, 75, 75]
+        assert table.token_rows.tolist() == [0, 1] + [2] * 70 + [3] * 3 + [-1] * 53
+        assert table.tile_rows.tolist() == [3, 2, 2, -1, -1]
+        assert table.tile_starts.tolist()[:3] == [0, 64, 0]
+
+    def test_a_full_step_fits(self) -> None:
+        """As many pieces as there can be: each prefill row has one that is not full."""
+        lengths = np.array([1, 1, 1, 1, 124 - 65, 65])
+        slots, starts = np.arange(6, dtype=np.int32), np.array([-1, -1, -1, -1, 0, 0])
+        table = table_of(fill_mixed_table(SHAPE, slots, starts, lengths, scratch_slot=9))
+        assert (table.token_rows >= 0).all()
+        assert (table.tile_rows >= 0).sum() == 3
+
+    def test_every_part_is_aligned(self) -> None:
+        array = np.zeros(SHAPE.size, dtype=np.int32)
+        first = array.ctypes.data
+        for name in ("rows", "query_start_loc", "token_rows", "tile_rows", "tile_starts"):
+            assert (getattr(table_of(array), name).ctypes.data - first) % 128 == 0
+
+
+def test_inputs_equal_those_of_a_step_without_a_graph(make_rig: Any) -> None:
+    rig = make_rig()
+    rig.step([(0, 0, 5), (1, 0, 3)], new=[rig.new(0, [1, 2, 3, 4, 5]), rig.new(1, [6, 7, 8])])
+    worker = rig.worker
+    plan = rig.plan([(1,), (0,), (2, 0, 9), (3, 0, 4)], new=[
+        rig.new(2, list(range(20, 32))), rig.new(3, [40, 41, 42, 43]),
+    ])  # fmt: skip
+    preparer = worker._input_preparer
+    preparer.apply(plan)
+    rows = preparer.rows(plan, 0)
+    states, blocks = worker._states, preparer._blocks
+    slots = np.concatenate([rows.decode_slots, rows.prefill_slots])
+    table = fill_mixed_table(
+        SHAPE, slots, np.array([-1, -1, 0, 0]), np.array([1, 1, 9, 4]), states.max_num_seqs
+    )
+    captured = CapturedInputs(Device(torch.device("cpu")), states, blocks).mixed_inputs(
+        SHAPE, torch.from_numpy(table)
+    )
+    plain = preparer.prepare(rows)
+    num_tokens = len(plain.input_ids)
+    assert torch.equal(captured.input_ids[:num_tokens], plain.input_ids)
+    assert torch.equal(captured.positions[:num_tokens], plain.positions)
+    got, want = captured.attention, plain.attention
+    assert torch.equal(got.slot_mapping[:num_tokens], want.slot_mapping)
+    assert (got.slot_mapping[num_tokens:] == -1).all()
+    assert got.seq_lens.tolist() == [*want.seq_lens.tolist()[:2], 0, 0, 0, 0]
+    assert got.prefill_tiles is not None
+    assert got.prefill_tiles.seq_lens.tolist() == [0, 0, 9, 4, 0, 0]
+    assert torch.equal(got.block_table[:4, : want.block_table.shape[1]], want.block_table)
+    assert torch.equal(captured.advance[:4], plain.advance)
+    # A row whose prompt goes on is there, but samples nothing.
+    assert captured.sample_valid.tolist() == [True, True, False, True, False, False]
+    assert captured.logits_indices.tolist()[:4] == [0, 1, 10, 14]
+
+
+class TestShapes:
+    def test_small_models_have_graphs_up_to_the_budget(self) -> None:
+        shapes = mixed_shapes(256, 8192, 135_000_000)
+        assert max(shape.num_tokens for shape in shapes) == 8192
+        assert all(shape.num_rows <= shape.num_tokens for shape in shapes)
+        assert {shape.num_rows for shape in shapes} == {16, 256}
+
+    def test_large_steps_of_large_models_need_none(self) -> None:
+        shapes = mixed_shapes(256, 8192, 8_000_000_000)
+        assert max(shape.num_tokens for shape in shapes) == 512
+
+    def test_never_beyond_the_limits(self) -> None:
+        shapes = mixed_shapes(4, 300, 1_000_000)
+        assert [(shape.num_tokens, shape.num_rows) for shape in shapes] == [(128, 4), (256, 4)]
