@@ -86,7 +86,7 @@ class FaultyExecutor(ModelExecutor):
         self._faults = [_Fault(flag) for flag in flags]
         self._num_steps = 0
 
-    def execute(self, inputs: StepInputs) -> ModelOutput:
+    def execute(self, inputs: StepInputs, logits: torch.Tensor | None = None) -> ModelOutput:
         """As ModelExecutor, or a fault."""
         step, self._num_steps = self._num_steps, self._num_steps + 1
         poisoned = []
@@ -100,7 +100,7 @@ class FaultyExecutor(ModelExecutor):
                 cache = _BreakingCache(self._kv_cache, fault.flag.value or 0)
                 ModelExecutor(self._model, cache).execute(replace(inputs, graph=None))
             poisoned.append(hit)
-        output = super().execute(inputs)
+        output = super().execute(inputs, logits)
         if output.logits is not None:
             for hit in poisoned:
                 output.logits[_sampled_rows(inputs, hit, len(output.logits))] = float("nan")
