@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +129,17 @@ class Rig:
             for name in self._options.engines:
                 self._start(model, name, folder)
         for key, process in list(self._engines.items()):
-            if not _comes_up(process, lambda p=process: p.read(self._patience_s())):
+            if not _comes_up(process, partial(self._ready, process)):
                 self._engines.pop(key)
         for key, server in list(self._servers.items()):
-            if not _comes_up(server.group, lambda s=server: s.wait_ready(self._patience_s())):
+            if not _comes_up(server.group, partial(self._healthy, server)):
                 self._servers.pop(key)
+
+    def _ready(self, process: EngineProcess) -> dict[str, Any]:
+        return process.read(self._patience_s())
+
+    def _healthy(self, server: Server) -> None:
+        server.wait_ready(self._patience_s())
 
     def _start(self, model: str, name: str, folder: Path) -> None:
         options = self._options
@@ -156,12 +163,14 @@ class Rig:
             self._servers[model, name] = start_server(name, setting, site, log)
 
 
-def _comes_up(group: Group, wait: Callable[[], object]) -> bool:
+def _comes_up(group: Group, wait: Callable[[], dict[str, Any] | None]) -> bool:
     try:
-        wait()
+        found = wait()
     except ProcessFailed as error:
         print(f"{group.name}: not measured: {error}", flush=True)
         group.end()
         return False
-    print(f"{group.name}: ready after {time.monotonic() - group.started:.1f} s", flush=True)
+    version = f" (version {found['version']})" if found else ""
+    seconds = time.monotonic() - group.started
+    print(f"{group.name}{version}: ready after {seconds:.1f} s", flush=True)
     return True
