@@ -56,6 +56,11 @@ class FakeEdge:
         self._lives = Lives()
         self._last_step = (1, -1)  # the worker's epoch, step
 
+    @property
+    def num_open(self) -> int:
+        """Samples that have not ended."""
+        return len(self.open_samples)
+
     def begin(self, epoch: int, peer_epochs: dict[str, int]) -> None:
         """Its life begins."""
         self._epoch = epoch

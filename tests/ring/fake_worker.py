@@ -12,12 +12,19 @@ from typing import Literal, assert_never
 from fake_model import FakeModel, next_state, states_of
 
 from pillion.messages.base import RingMessage
-from pillion.messages.codec import num_ids, pack_ids, pack_int64, unpack_ids
+from pillion.messages.codec import num_ids, pack_floats, pack_ids, pack_int64, unpack_ids
 from pillion.messages.control import EngineGeometry, KvGroupGeometry, PeerRestarted, Shutdown
 from pillion.messages.ids import FINISH_ERROR, FINISH_NONE, SequenceId
 from pillion.messages.inboxes import WorkerInbox
 from pillion.messages.sampling import TokenSampling
-from pillion.messages.steps import NewSequence, StepFailure, StepOutput, StepPlan
+from pillion.messages.steps import (
+    NewSequence,
+    PromptLogprobs,
+    SampledLogprobs,
+    StepFailure,
+    StepOutput,
+    StepPlan,
+)
 from pillion.runtime.errors import InvariantBroken
 
 # How a step fails: alone, or with the device and all steps that were launched.
@@ -66,6 +73,7 @@ class LaunchedStep:
     execution: int
     rows: list[FakeRow]
     samples: list[Sample] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     failure: StepFailure | None = None
 
 
@@ -228,6 +236,7 @@ class FakeWorker:
             self._fail(step, fault)
             return True
         self._launched.append(step)
+        step.prompt_logprobs = [part for row in rows if (part := fake_prompt_logprobs(row))]
         step.samples = self._sample_rows(active)
         self.counters["repeats"] += self._executions > 0
         self._next_step_id += 1
@@ -419,10 +428,62 @@ class FakeWorker:
                 sample.token_id for sample, fails in zip(samples, failed, strict=True) if not fails
             ),
             finish=bytes(sample.finish for sample in samples),
+            logprobs=fake_logprobs(samples),
+            prompt_logprobs=step.prompt_logprobs,
             failure=step.failure,
             errors={row: "poisoned" for row, fails in enumerate(failed) if fails},
             plan_epoch=step.plan_epoch,
         )
+
+
+def fake_logprobs(samples: list[Sample]) -> SampledLogprobs | None:
+    """Numbers that depend on all tokens before, for the rows that ask for them."""
+    asking = {
+        row: sample
+        for row, sample in enumerate(samples)
+        if sample.row.sampling.logprobs is not None and sample.finish != FINISH_ERROR
+    }
+    if not asking:
+        return None
+    num_top = max(sample.row.sampling.logprobs or 0 for sample in asking.values())
+    table = [
+        logprob_row(sample.row, sample.position, sample.row.sampling.logprobs or 0, num_top)
+        for sample in asking.values()
+    ]
+    return SampledLogprobs(
+        num_top=num_top,
+        rows=pack_ids(asking),
+        token_ids=pack_ids(token_id for ids, _ in table for token_id in ids),
+        logprobs=pack_floats(value for _, values in table for value in values),
+        ranks=pack_ids(sample.position for sample in asking.values()),
+    )
+
+
+def fake_prompt_logprobs(row: FakeRow) -> PromptLogprobs | None:
+    """Of the prompt positions that the row's newest step predicts."""
+    num_top = row.sampling.prompt_logprobs
+    start = row.num_computed - row.num_written + 1
+    end = min(row.num_computed + 1, row.num_prompt_tokens)
+    if num_top is None or end <= start:
+        return None
+    table = [logprob_row(row, position, num_top, num_top) for position in range(start, end)]
+    return PromptLogprobs(
+        sequence_id=row.sequence_id,
+        start=start,
+        num_top=num_top,
+        token_ids=pack_ids(token_id for ids, _ in table for token_id in ids),
+        logprobs=pack_floats(value for _, values in table for value in values),
+        ranks=pack_ids(range(start, end)),
+    )
+
+
+def logprob_row(
+    row: FakeRow, position: int, num_top: int, width: int
+) -> tuple[list[int], list[float]]:
+    """Ids and log-probabilities of the token at this position and the best beside it."""
+    token_id, state = row.token_ids[position], row.states[position - 1]
+    ids = [token_id, *range(num_top), *[-1] * (width - num_top)]
+    return ids, [-float(state >> 40) / (1 + place) for place in range(1 + width)]
 
 
 def fake_geometry(
