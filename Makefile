@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 STAMPS := .stamps
 QUESTION := Why does the moon have phases? Answer in two sentences.
 
-.PHONY: demo test test-gpu lint bench docs clean
+.PHONY: demo test test-clients test-gpu lint bench docs clean
 
 $(STAMPS)/venv:
 	@mkdir -p $(STAMPS)
@@ -42,7 +42,10 @@ demo: $(STAMPS)/install
 	@echo "  $(BIN)/pillion stop               end it; nothing is left behind"
 
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -q -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not gpu and not clients" $(ARGS)
+
+test-clients: $(STAMPS)/test
+	$(BIN)/python -m pytest -q -m clients $(ARGS)
 
 test-gpu:
 	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest -q -m gpu tests/kernels tests/actors/gpu_worker tests/engine $(ARGS)
