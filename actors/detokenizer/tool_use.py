@@ -8,6 +8,8 @@ from pillion.runtime.errors import InvalidRequest
 
 MAX_TOOLS: Final = 1024
 MAX_NAME_CHARS: Final = 256
+# Small models that may go on calling do so for ever.
+MAX_FORCED_CALLS: Final = 32
 
 Choice = Literal["none", "auto", "required", "named"]
 
@@ -32,14 +34,14 @@ class ToolUse:
             return _parameters(self.functions[0])
         if self.choice != "required":
             return None
-        schema: dict[str, Any] = {
+        return {
             "type": "array",
             "items": {
                 "anyOf": [_call_schema(*entry) for entry in enumerate(self.functions)],
             },
             "minItems": 1,
+            "maxItems": MAX_FORCED_CALLS if self.parallel else 1,
         }
-        return schema if self.parallel else {**schema, "maxItems": 1}
 
 
 def read_tool_use(request: GenerateRequest) -> ToolUse:

@@ -49,7 +49,7 @@ async def messages(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
         try:
             async with Answers(gateway.link, [generate], timing) as answers:
                 if request.stream:
-                    shape = MessageStream(gateway.model_name, new_id("msg"))
+                    shape = MessageStream(gateway.model_name, new_id("msg_"))
                     await stream_answers(exchange, answers, shape, body.headers)
                 else:
                     reply = await _whole(gateway.model_name, answers)
@@ -127,7 +127,7 @@ async def _whole(model: str, answers: Answers) -> AnthropicAnswer:
             sample.add(chunk)
     stop_reason, stop_sequence = stop_of(sample.finish_reason, sample.stop_reason)
     return AnthropicAnswer(
-        id=new_id("msg"),
+        id=new_id("msg_"),
         model=model,
         content=_blocks(sample),
         stop_reason=stop_reason,

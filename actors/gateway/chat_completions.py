@@ -117,7 +117,7 @@ async def _whole(
             first.add(chunk)
             samples[chunk.index].add(chunk)
     return ChatCompletion(
-        id=new_id("chatcmpl"),
+        id=new_id("chatcmpl-"),
         created=int(time.time()),
         model=model,
         choices=[
@@ -168,7 +168,7 @@ class _ChatStream(AnswerShape):
     def __init__(self, model: str, request: ChatCompletionRequest) -> None:
         self._model = model
         self._request = request
-        self._id = new_id("chatcmpl")
+        self._id = new_id("chatcmpl-")
         self._created = int(time.time())
         self._usage = UsageCount()
         self._usage_mode = usage_mode(request.stream_options)

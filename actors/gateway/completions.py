@@ -142,7 +142,7 @@ class _CompletionShape(AnswerShape):
         echoes: list[PromptEcho | None],
     ) -> None:
         self._model = model
-        self._id = new_id("cmpl")
+        self._id = new_id("cmpl-")
         self._created = int(time.time())
         self._usage = UsageCount()
         self._usage_mode = usage_mode(request.stream_options)

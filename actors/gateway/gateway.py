@@ -63,5 +63,5 @@ class Gateway:
 
 
 def new_id(prefix: str) -> str:
-    """An id for an answer, as OpenAI's look."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    """An id for an answer; `prefix` with its separator, as the API has them."""
+    return f"{prefix}{uuid.uuid4().hex}"

@@ -37,7 +37,7 @@ from pillion.messages.text import GenerateChunk, ToolCallDelta
 Kind = Literal["reasoning", "message", "call"]
 Event = ResponseEvent | ItemEvent | PartEvent | DeltaEvent | DoneEvent
 
-_PREFIXES: Final[dict[Kind, str]] = {"reasoning": "rs", "message": "msg", "call": "fc"}
+_PREFIXES: Final[dict[Kind, str]] = {"reasoning": "rs_", "message": "msg_", "call": "fc_"}
 _DELTAS: Final[dict[Kind, DeltaEventType]] = {
     "reasoning": "response.reasoning_text.delta",
     "message": "response.output_text.delta",

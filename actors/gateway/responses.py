@@ -93,7 +93,7 @@ def _begun(model: str, request: ResponsesRequest) -> Response:
     """The response before there is any output."""
     effort = None if request.reasoning is None else request.reasoning.effort
     return Response(
-        id=new_id("resp"),
+        id=new_id("resp_"),
         created_at=int(time.time()),
         status="in_progress",
         model=model,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pillion.actors.detokenizer.tool_use import ToolUse, read_tool_use
+from pillion.actors.detokenizer.tool_use import MAX_FORCED_CALLS, ToolUse, read_tool_use
 from pillion.messages.text import GenerateRequest
 
 PARAMETERS: dict[str, Any] = {
@@ -41,7 +41,7 @@ def test_forced_calls_are_a_list_of_calls() -> None:
     assert schema is not None
     first, second = schema["items"]["anyOf"]
     assert schema["minItems"] == 1
-    assert "maxItems" not in schema
+    assert schema["maxItems"] == MAX_FORCED_CALLS
     assert first["properties"]["name"] == {"const": "f"}
     assert second["properties"] == {
         "name": {"const": "g"},

@@ -35,8 +35,9 @@ for chunk in llm.stream(question, stream_usage=True):
 assert streamed.content == answer.content
 assert streamed.usage_metadata["output_tokens"] == answer.usage_metadata["output_tokens"]
 
+caller = llm.model_copy(update={"max_tokens": 100})
 for choice in ("any", "get_weather"):
-    forced = llm.bind_tools([get_weather], tool_choice=choice, parallel_tool_calls=False)
+    forced = caller.bind_tools([get_weather], tool_choice=choice, parallel_tool_calls=False)
     called = forced.invoke("What is the weather in Paris?")
     (call,) = called.tool_calls
     assert call["name"] == "get_weather"
@@ -48,5 +49,5 @@ for choice in ("any", "get_weather"):
         (call["name"], call["args"])
     ]
 
-city = llm.with_structured_output(City, method="json_schema").invoke("Name a city.")
+city = caller.with_structured_output(City, method="json_schema").invoke("Name a city.")
 assert isinstance(city, City)

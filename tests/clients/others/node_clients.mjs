@@ -19,7 +19,7 @@ assert.equal(streamed, text);
 
 const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"], additionalProperties: false };
 const tools = [{ type: "function", function: { name: "get_weather", parameters } }];
-const forced = { messages, ...limits, tools, tool_choice: "required", parallel_tool_calls: false };
+const forced = { messages, ...limits, max_tokens: 100, tools, tool_choice: "required", parallel_tool_calls: false };
 const called = await openai.chat.completions.create(forced);
 assert.equal(called.choices[0].finish_reason, "tool_calls");
 const [call] = called.choices[0].message.tool_calls;
