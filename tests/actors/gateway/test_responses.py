@@ -1,5 +1,6 @@
 """POST /v1/responses: shapes, events, what the daemon is asked, and what goes wrong."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -247,7 +248,7 @@ async def test_a_stream_that_has_begun_tells_of_its_failure(rig: GatewayRig) -> 
     client.send("POST", "/v1/responses", b'{"input": "NEVER", "stream": true}')
     assert (await client.receive_head())[0] == 200
     await client.receive_chunk()
-    rig.edge.hang_up_on_all()
+    await asyncio.to_thread(rig.edge.stop)
     rest = b""
     while part := await client.receive_chunk():
         rest += part
