@@ -11,6 +11,7 @@ from pillion.runtime.channels import Post
 from pillion.runtime.clock import now_ns
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.proc_files import is_stopped
+from pillion.runtime.progress import Sign
 from pillion.runtime.restart_budget import RestartBudget
 from pillion.runtime.status_board import StatusBoard
 from pillion.runtime.supervision import Child, Supervisor
@@ -19,6 +20,7 @@ from pillion.runtime.watchdog import Watchdog, look_interval_s
 logger = logging.getLogger(__name__)
 
 WORKER: Final = "gpu_worker"
+SCHEDULER: Final = "scheduler"
 GATEWAY: Final = "gateway"
 DRAINING: Final = ("detokenizer", "scheduler", "gateway")  # who is told of a drain
 LAST_WORD_S: Final = 0.1  # between an actor's exit and the arrival of its ActorFailed
@@ -73,6 +75,27 @@ class Recovery:
             hang = self._watchdog.look(child.name, child.epoch, child.pid, sign, starting=starting)
             if hang is not None:
                 self._kill_hung(child, hang)
+        self._look_for_lost_work()
+
+    def _look_for_lost_work(self) -> None:
+        """All turn, requests are open, and yet no step is run: the scheduler's books are wrong, so it begins again."""
+        scheduler = self._supervisor.children.get(SCHEDULER)
+        if scheduler is None or not scheduler.alive or scheduler.hang is not None:
+            return
+        now, steps = now_ns(), self._board.steps_if_open(scheduler.epoch)
+        worker = self._supervisor.children.get(WORKER)
+        waits = self._board.state != "ready" or steps is None or worker is None
+        if worker is not None and self._supervisor.sign_of(worker).in_step:
+            waits = True
+        # With no work that is due, every look is a sign of life.
+        sign = Sign(now if waits or steps is None else -1 - steps, in_step=False)
+        pid, epoch = scheduler.pid, scheduler.epoch
+        if self._watchdog.look("the ring", epoch, pid, sign, starting=False) is not None:
+            limit_s = self._config.stall_limit_s
+            self._kill_hung(
+                scheduler,
+                f"requests are open and no step was run for stall_limit_s = {limit_s:g} s",
+            )
 
     def on_exit(self, child: Child, read_inbox: Callable[[], None]) -> None:
         """A child's process is gone. Its last word may still be in our inbox."""

@@ -70,6 +70,13 @@ class StatusBoard:
         deaths.last = child.how_it_ended()
         deaths.last_ns = now_ns()
 
+    def steps_if_open(self, epoch: int) -> int | None:
+        """How many steps this life of the scheduler has had answered; None if no request is open there."""
+        stats = self._stats.get("scheduler")
+        if stats is None or stats.epoch != epoch or not stats.gauges.get("open"):
+            return None
+        return int(stats.counters.get("steps", 0))
+
     def not_ready(self, children: Collection[Child]) -> str | None:
         """Why a request would wait or fail now; None if it would run."""
         match self.state:

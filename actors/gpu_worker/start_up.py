@@ -70,7 +70,8 @@ def start_stages(
 ) -> tuple[Stages, EngineGeometry]:
     """Loads the model, sizes the KV pool and runs a first step; `end_phase` hears what is done.
 
-    On the CPU, where a step may take long, each layer of it is stamped in `progress`.
+    Each layer of a step that is no graph is stamped in `progress`: on a CPU it may take long, and on a CUDA device
+    its kernels may have to be compiled.
 
     Raises ConfigError or ModelError for what cannot work, before the weights are read where that can be
     known.
@@ -101,7 +102,7 @@ def start_stages(
     end_phase("weights")
     if device.is_cuda:
         limits = _measured_cuda_limits(config, shape, device, loaded)
-    on_layer = progress.stamp_layer if progress is not None and not device.is_cuda else None
+    on_layer = progress.stamp_layer if progress is not None else None
     kv_cache = _kv_cache(shape, limits.num_blocks, kv_dtype, device, on_layer)
     stages = Stages.build(
         device,

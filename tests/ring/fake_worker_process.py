@@ -52,8 +52,8 @@ def main() -> int:
         def tick(self, now_ns: int) -> int | None:
             num_steps = self.counters["steps"]
             again_ns = super().tick(now_ns)
-            context.progress.stamp_layer()
             if options.step_us and self.counters["steps"] != num_steps:
+                context.progress.stamp_layer()
                 time.sleep(options.step_us / 1e6)
             return again_ns
 

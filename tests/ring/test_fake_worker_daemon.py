@@ -1,11 +1,14 @@
 """A whole daemon without weights: what overload tests and benches of the ring run on."""
 
+import contextlib
 import json
 import os
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +22,11 @@ START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
 
 
-@pytest.mark.model
-def test_a_daemon_with_a_fake_worker_answers_and_ends_with_its_pipe(
-    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PILLION_RUNTIME_DIR", str(tmp_path_factory.mktemp("r")))
+@contextlib.contextmanager
+def fake_worker_daemon(model: Path, **settings: Any) -> Iterator[None]:
+    """The daemon "fake", ready."""
     config = locate_model(
-        EngineConfig(model=str(smollm2_path), name="fake", max_num_seqs=2, max_model_len=256),
+        EngineConfig(model=str(model), name="fake", max_num_seqs=2, max_model_len=256, **settings),
         progress=False,
     )
     lifetime_fd, our_lifetime_fd = os.pipe()
@@ -47,11 +48,43 @@ def test_a_daemon_with_a_fake_worker_answers_and_ends_with_its_pipe(
         with open(our_ready_fd) as outcome:
             assert select.select([outcome], [], [], START_DEADLINE_S)[0], "the daemon's word"
             assert json.loads(outcome.readline())["ready"]
-        with Client("fake") as client:
-            params = SamplingParams(max_tokens=12, temperature=0.0)
-            answers = [client.generate("The ring", params) for _ in range(2)]
-        assert len(answers[0].outputs[0].token_ids) == 12
-        assert answers[0].outputs[0].token_ids == answers[1].outputs[0].token_ids
+        yield
     finally:
         os.close(our_lifetime_fd)
         assert daemon.wait(STOP_DEADLINE_S) == 0
+
+
+@pytest.fixture
+def root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path_factory.mktemp("r")
+    monkeypatch.setenv("PILLION_RUNTIME_DIR", str(root))
+    return root
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("root")
+def test_a_daemon_with_a_fake_worker_answers_and_ends_with_its_pipe(smollm2_path: Path) -> None:
+    with fake_worker_daemon(smollm2_path), Client("fake") as client:
+        params = SamplingParams(max_tokens=12, temperature=0.0)
+        answers = [client.generate("The ring", params) for _ in range(2)]
+    assert len(answers[0].outputs[0].token_ids) == 12
+    assert answers[0].outputs[0].token_ids == answers[1].outputs[0].token_ids
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("message", [2, 3])
+def test_a_request_that_waits_for_a_message_that_is_lost_goes_on(
+    smollm2_path: Path, root: Path, message: int
+) -> None:
+    """Every loop turns and nothing is done: such a ring is found by the work that is open."""
+    flags = (f"kv_manager:drop_message:message={message}",)
+    with (
+        fake_worker_daemon(smollm2_path, fault_flags=flags, stall_limit_s=1.0),
+        Client("fake") as client,
+    ):
+        params = SamplingParams(max_tokens=12, temperature=0.0)
+        answer = client.generate("The ring", params)
+        assert len(answer.outputs[0].token_ids) == 12
+        (scheduler,) = (a for a in client.status().actors if a.name == "scheduler")
+        assert scheduler.restarts == {"hung": 1}
+        assert "requests are open and no step was run" in str(scheduler.last_death)

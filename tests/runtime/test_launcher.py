@@ -242,6 +242,33 @@ def test_sigkill_of_the_launcher_leaves_nothing_and_the_next_start_works(
     daemon.nothing_is_left()
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.2, 0.3, 0.5])
+def test_sigkill_of_the_launcher_at_any_moment_of_a_start_leaves_nothing(
+    start_daemon: StartDaemon, runtime_root: Path, after_s: float
+) -> None:
+    directory = RunDir(runtime_root / "d")
+    memory = set(os.listdir("/dev/shm"))
+    daemon = start_daemon()
+    began = time.monotonic()
+    wait_until("the moment has come", 5, lambda: time.monotonic() - began >= after_s)
+    daemon.process.kill()
+    daemon.process.wait()
+    wait_until("the actors are gone", 5, lambda: processes_of(directory) == [])
+    assert set(os.listdir("/dev/shm")) <= memory
+
+
+def test_an_actor_that_is_stopped_ends_with_a_launcher_that_is_killed(
+    start_daemon: StartDaemon,
+) -> None:
+    daemon = start_daemon()
+    daemon.wait_state("ready")
+    for pid in processes_of(daemon.directory):
+        os.kill(pid, signal.SIGSTOP)
+    daemon.process.kill()
+    daemon.process.wait()
+    wait_until("the actors are gone", 5, lambda: processes_of(daemon.directory) == [])
+
+
 def test_a_second_daemon_of_the_same_name_is_refused_by_the_lock(start_daemon: StartDaemon) -> None:
     first = start_daemon({"gpu_worker": "load_for_ever"})
     wait_until("the first answers", 10, first.answers)

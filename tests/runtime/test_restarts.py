@@ -121,7 +121,8 @@ def test_a_new_life_hears_of_the_worker_that_lives(start_daemon: StartDaemon) ->
 
 
 def test_an_actor_that_dies_at_each_start_spends_the_budget(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon({"gpu_worker": "later_lives_exit_at_start"}, {"max_restarts": 3})
+    flags = [f"gpu_worker:exit_at_start=3:epoch={life}" for life in range(2, 9)]
+    daemon = start_daemon(config={"max_restarts": 3, "fault_flags": flags})
     daemon.wait_state("ready")
     pid = daemon.wait_actors({"gpu_worker": "running"})["gpu_worker"]
     os.kill(pid, signal.SIGKILL)
@@ -143,6 +144,24 @@ def test_a_bug_is_told_with_its_cause_and_the_actor_lives_again(start_daemon: St
     wait_until("the KV manager lives again", 5, lambda: epochs(daemon)["kv_manager"] == 2)
     daemon.wait_state("ready")
     assert said(daemon, "exited with code 1: RuntimeError: a peer restarted")
+
+
+def test_a_crash_is_one_line_of_cause_and_one_of_restart_and_all_agree(
+    start_daemon: StartDaemon,
+) -> None:
+    flags = ["scheduler:raise_in_loop:message=2"]  # the second is word of another actor's new life
+    daemon = start_daemon(config={"fault_flags": flags})
+    daemon.wait_state("ready")
+    os.kill(daemon.wait_actors({"kv_manager": "running"})["kv_manager"], signal.SIGKILL)
+    wait_until("the scheduler lives again", 5, lambda: epochs(daemon)["scheduler"] == 2)
+    status = daemon.wait_state("ready")
+    assert daemon.probe().is_ready
+    assert status.not_ready is None
+    assert status.failure is None
+    lines = daemon.directory.log.read_text().splitlines()
+    assert sum("ERROR" in line for line in lines) == 1
+    assert sum("WARNING" in line and "scheduler" in line for line in lines) == 1
+    assert sum("scheduler is started again" in line for line in lines) == 1
 
 
 def test_an_actor_that_dies_during_a_drain_lives_again_and_drains(
