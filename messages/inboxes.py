@@ -30,7 +30,7 @@ KvManagerInbox = (
     | control.Shutdown
 )
 
-WorkerInbox = steps.StepPlan | control.PeerRestarted | control.Shutdown
+WorkerInbox = steps.StepPlan | steps.TokenMasks | control.PeerRestarted | control.Shutdown
 
 DetokenizerInbox = (
     steps.StepOutput
@@ -67,6 +67,7 @@ _SPEAKERS: Final[dict[type[RingMessage], str]] = {
     steps.StepOutput: "gpu_worker",
     control.EngineGeometry: "gpu_worker",
     steps.StepPlan: "scheduler",
+    steps.TokenMasks: "scheduler",  # sent by the edge, for slots that this scheduler gave
     blocks.FindPrefix: "scheduler",
     blocks.LeaseRequest: "scheduler",
     blocks.ReturnLease: "scheduler",

@@ -69,7 +69,8 @@ class RequestClosed(RingMessage, frozen=True):
 class RequestScheduled(RingMessage, frozen=True):
     """A sequence got its slot: what the prefix cache had for it, and why not more.
 
-    `miss_reason` is "" when everything that may be cached was. Sent before the first token's step.
+    `miss_reason` is "" when everything that may be cached was. Sent before the first token's step; for a
+    sequence that needs masks again each time that it gets a slot, so that they find it.
     """
 
     epoch: int
@@ -77,3 +78,5 @@ class RequestScheduled(RingMessage, frozen=True):
     num_cached_tokens: int
     miss_reason: str
     worker_epoch: int = 1
+    slot: int = -1
+    generation: int = -1

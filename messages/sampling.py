@@ -25,6 +25,60 @@ MAX_BAD_WORD_TOKENS: Final = 32
 # A sequence's stop ids and the model's end-of-sequence ids together.
 MAX_END_TOKEN_IDS: Final = MAX_STOP_TOKEN_IDS + 32
 
+_STRUCTURES: Final = ("json", "regex", "choice", "grammar", "json_object")
+
+
+class StructuredOutputsParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What the answer must look like; exactly one of json, regex, choice, grammar and json_object.
+
+    Whether the structure itself makes sense is found out when it is compiled, by the text edge.
+    """
+
+    json: str | dict[str, Any] | bool | None = None  # a JSON schema
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # in GBNF ("root ::= ...") or in llguidance's dialect of Lark
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False  # of json and json_object: none between the tokens
+    whitespace_pattern: str | None = None  # likewise: the regex of what may stand there
+
+    def __post_init__(self) -> None:
+        self.verify()
+
+    @property
+    def kind(self) -> str:
+        """The name of the structure that is given."""
+        return next(name for name in _STRUCTURES if getattr(self, name) not in (None, False))
+
+    def verify(self) -> None:
+        """Raises ValueError unless exactly one structure is given."""
+        given = [name for name in _STRUCTURES if getattr(self, name) is not None]
+        if self.json_object is False:
+            given.remove("json_object")
+        if self.json is False:
+            raise ValueError("structured_outputs.json is false: no answer matches that schema")
+        if len(given) != 1:
+            raise ValueError(
+                f"structured_outputs takes exactly one of {', '.join(_STRUCTURES)},"
+                f" got {' and '.join(given) or 'none'}"
+            )
+        if self.choice is not None and not (
+            isinstance(self.choice, list | tuple)
+            and self.choice
+            and all(isinstance(each, str) and each for each in self.choice)
+        ):
+            raise ValueError("structured_outputs.choice takes non-empty strings, at least one")
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"structured_outputs.{name} must be a string, got {_shown(value)}")
+        if not isinstance(self.json, str | dict | bool | None):
+            raise ValueError(
+                f"structured_outputs.json takes a JSON schema, got {_shown(self.json)}"
+            )
+
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How the answer to one prompt is sampled.
@@ -60,6 +114,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     truncate_prompt_tokens: int | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self.verify()
@@ -112,6 +167,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
         self._verify_flags()
         self._verify_lists()
+        self._verify_structure()
 
     def _normalize(self) -> None:
         for name in _NUMBERS:
@@ -133,6 +189,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             }
         if isinstance(self.seed, int) and self.seed == -1:
             self.seed = None
+        if isinstance(self.structured_outputs, dict):
+            try:
+                self.structured_outputs = StructuredOutputsParams(**self.structured_outputs)
+            except TypeError as error:
+                raise ValueError(f"structured_outputs: {error}") from error
 
     def _verify_flags(self) -> None:
         for name in (
@@ -169,6 +230,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             for token_id, bias in self.logit_bias.items():
                 _number(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
 
+    def _verify_structure(self) -> None:
+        structure = self.structured_outputs
+        if structure is None:
+            return
+        if not isinstance(structure, StructuredOutputsParams):
+            raise ValueError(
+                f"structured_outputs takes StructuredOutputsParams, got {_shown(structure)}"
+            )
+        if self.allowed_token_ids is not None:
+            raise ValueError(
+                "allowed_token_ids and structured_outputs exclude each other: together they may allow nothing"
+            )
+
 
 class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`SamplingParams` in terms of tokens. All ids are inside the vocabulary; `seed` is always set."""
@@ -193,6 +267,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     logit_bias: dict[int, float]
     allowed_token_ids: list[int]  # empty: all
     bad_words: list[list[int]]  # token sequences of which the last may not follow the others
+    # Nothing is sampled at a position before its TokenMasks row has come.
+    needs_masks: bool = False
 
     @property
     def uses_penalties(self) -> bool:

@@ -121,3 +121,18 @@ class StepOutput(RingMessage, frozen=True):
     errors: dict[int, str] = {}  # row index -> why it failed, for rows with FINISH_ERROR
     failure: StepFailure | None = None  # the whole step failed, and there are no rows
     plan_epoch: int = 1  # the life of the scheduler that sent the plan
+
+
+class TokenMasks(RingMessage, frozen=True):
+    """Which tokens may come at one position of each of these sequences: from the text edge to every rank.
+
+    A row whose sequence needs masks is forward-computed without one, but samples nothing until the mask of
+    its position is there; what else is in its step never waits for it. A mask may come before the plan
+    that seats its sequence.
+    """
+
+    epoch: int  # of the scheduler that gave the slots
+    slots: bytes
+    generations: bytes
+    positions: bytes  # that the tokens will take
+    masks: bytes  # [m, ceil(vocab_size / 32)]; token t may come if bit t % 32 of word t // 32 is 1

@@ -120,9 +120,8 @@ ARGUMENTS: Final[dict[str, Setting | Refused | Meaningless]] = {
         "logits processors run in the worker and cannot be given as Python code", ([],)
     ),
     "logits_processor_pattern": Refused("there are no logits processors to choose from", ()),
-    "structured_outputs_config": Refused("structured outputs are not supported yet", ({},)),
-    "guided_decoding_backend": Refused("structured outputs are not supported yet", ("auto",)),
-    "reasoning_parser": Refused("reasoning parsers are not supported yet", ("",)),
+    "structured_outputs_config": Meaningless("there is one implementation of grammars; drop it"),
+    "guided_decoding_backend": Meaningless("there is one implementation of grammars; drop it"),
     "reasoning_parser_plugin": Refused("reasoning parsers are not supported yet", ("",)),
     "enable_reasoning": Refused("reasoning parsers are not supported yet"),
     "io_processor_plugin": Refused("there are no plugins", ()),

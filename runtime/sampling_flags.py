@@ -7,7 +7,7 @@ from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
-from pillion.messages.sampling import SamplingParams
+from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
 from pillion.runtime.errors import InvalidRequest
 
 # What the commands take unless told otherwise: people read their answers, and 1 makes small models ramble.
@@ -40,6 +40,7 @@ HELP: Final = {
     "truncate_prompt_tokens": "keep only so many last tokens of the prompt",
     "logit_bias": 'JSON object of token ids and what is added to their logits: {"42": -100}',
     "allowed_token_ids": "token ids that alone may be sampled, as 1,2,3",
+    "structured_outputs": 'JSON object with the form of the answer: {"regex": "yes|no"}, {"json": SCHEMA}',
 }
 
 
@@ -103,7 +104,7 @@ def _add_flag(group: Any, name: str, kind: Any, default: Any) -> None:
         group.add_argument(flag, action="append", metavar="TEXT", help=help_text)
     elif list[int] in members:
         group.add_argument(flag, type=_integers, metavar="IDS", help=help_text)
-    elif dict[int, float] in members:
+    elif dict[int, float] in members or StructuredOutputsParams in members:
         group.add_argument(flag, type=_json_object, metavar="JSON", help=help_text)
     else:
         number = next(member for member in members if member is not type(None))

@@ -9,6 +9,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from pillion.actors.detokenizer.client_sessions import ClientSessions, Session
+from pillion.actors.detokenizer.grammars.demand import GrammarDemand
+from pillion.actors.detokenizer.grammars.desk import FollowedGrammar
 from pillion.actors.detokenizer.logprob_columns import PromptLogprobTable
 from pillion.actors.detokenizer.open_requests import OpenQuestion, OpenRequest, OpenSample
 from pillion.actors.detokenizer.prompt_jobs import (
@@ -48,6 +50,9 @@ _IDS_PER_EPOCH_BITS: Final = 32
 # Deadlines of requests that are long over are swept out when there are more of them than of open ones.
 _SPARE_DEADLINES: Final = 64
 
+# A prompt and, of a request that is resumed, its samples as they were.
+_Prepared = tuple[PreparedPrompt, list[OpenSample]]
+
 
 class Admissions:
     """Requests and questions on their way in."""
@@ -76,6 +81,8 @@ class Admissions:
         self._waiting: deque[OpenRequest | OpenQuestion] = deque()
         self._questions: dict[int, OpenQuestion] = {}
         self._running_jobs: dict[int, PromptJob] = {}
+        # Prepared requests whose grammar is being compiled.
+        self._compiling: dict[RequestId, _Prepared] = {}
         # The scheduler keeps the deadlines of the requests that it has.
         self._deadlines: list[tuple[int, RequestId]] = []
 
@@ -150,18 +157,44 @@ class Admissions:
         if question is not None:
             self._answer(question, job)
         elif request is not None:
-            try:
-                if job.error is not None:
-                    raise job.error
-                self._admit(request, *job.result)
-            except RequestError as error:
-                self._book.fail(request, error)
+            self._on_prepared(request, job)
+
+    def on_grammar(self, request_id: RequestId, error: str | None) -> None:
+        """The grammar of a request works, or why it does not."""
+        request = self._book.requests.get(request_id)
+        prepared = self._compiling.pop(request_id, None)
+        if not self._book.grammars.forget(request_id) or request is None or prepared is None:
+            return
+        prompt, _ = prepared
+        try:
+            if error is not None and prompt.grammar is not None:
+                param = prompt.grammar.param
+                raise InvalidRequest(f"{param}: {error}", param)
+            self._admit(request, *prepared)
+        except RequestError as refusal:
+            self._book.fail(request, refusal)
 
     def forget_job(self, job_id: int) -> None:
         """Nobody wants this request or question any more."""
         job = self._running_jobs.pop(job_id, None)
         if job is not None:
             job.cancelled = True
+        if self._compiling.pop(job_id, None) is not None:
+            self._book.grammars.forget(job_id)
+
+    def _on_prepared(self, request: OpenRequest, job: PromptJob) -> None:
+        try:
+            if job.error is not None:
+                raise job.error
+            prepared: _Prepared = job.result
+            demand = prepared[0].grammar
+            if demand is None:
+                self._admit(request, *prepared)
+            else:
+                self._compiling[request.request_id] = prepared
+                self._book.grammars.compile(request.request_id, demand.source)
+        except RequestError as error:
+            self._book.fail(request, error)
 
     def end_question(self, question: OpenQuestion) -> None:
         """The question is answered, or nobody wants the answer."""
@@ -285,6 +318,7 @@ class Admissions:
             count,
             geometry.vocab_size,
             geometry.max_model_len,
+            needs_masks=prompt.grammar is not None,
         )
         request.user_stop_ids = frozenset(params.stop_token_ids or ())
         if request.first_sent:  # and with it what was to be said of the prompt
@@ -318,6 +352,28 @@ class Admissions:
             worker_epoch=self._lives["gpu_worker"],
         )
         self._outgoing.append(("scheduler", request.admitted))
+        if prompt.grammar is not None:
+            self._follow(running, prompt.grammar, count, sampling.stop_token_ids)
+
+    def _follow(
+        self,
+        running: list[OpenSample],
+        demand: GrammarDemand,
+        num_prompt_tokens: int,
+        end_ids: list[int],
+    ) -> None:
+        for sample in running:
+            grammar = FollowedGrammar(
+                sequence_id=sample.sequence_id,
+                source=demand.source,
+                end_ids=end_ids,
+                num_prompt_tokens=num_prompt_tokens,
+                token_ids=sample.token_ids,
+                may_reason=demand.may_reason,
+                reasoning_ids=demand.reasoning_ids,
+                call_ids=demand.call_ids,
+            )
+            self._book.grammars.follow(grammar, sample.thinks, sample.num_thoughts)
 
     def _answer(self, question: OpenQuestion, job: PromptJob) -> None:
         if job.error is not None:
@@ -335,7 +391,7 @@ class Admissions:
 
 def _prepare(
     model: TextModel, geometry: EngineGeometry, message: GenerateRequest, request: OpenRequest
-) -> tuple[PreparedPrompt, list[OpenSample]]:
+) -> _Prepared:
     """The prompt's tokens and, of a request that is resumed, its samples as they were. Raises RequestError."""
     prompt = prepare_prompt(model, message, request.params, geometry.max_model_len)
     if message.resume is None:

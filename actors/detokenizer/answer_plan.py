@@ -39,6 +39,19 @@ class AnswerPlan:
             markers + self.tool_format.markers if self.tools.choice == "auto" else markers
         )
 
+    @property
+    def reasoning_openings(self) -> tuple[str, ...]:
+        """Markers with which the answer may begin its reasoning, where that is the model's choice."""
+        reasoning = self.reasoning_format
+        if reasoning is None or self._is_harmony or self.reasoning_open is not None:
+            return ()
+        return () if reasoning.opens_itself else (reasoning.start,)
+
+    @property
+    def call_openings(self) -> tuple[str, ...]:
+        """Markers with which the answer may begin calls, where that is the model's choice."""
+        return self.tool_format.markers[:1] if self.tools.choice == "auto" else ()
+
     def output(self, sequence_id: int, arrival_ns: int) -> ParsedOutput:
         """Where a sample's parser puts what it finds."""
         length = self.tool_format.id_length

@@ -10,6 +10,8 @@ from typing import Any
 
 import pillion
 from pillion.actors.detokenizer.client_server import ClientServer
+from pillion.actors.detokenizer.grammars.calls import GrammarReply
+from pillion.actors.detokenizer.grammars.link import GrammarLink
 from pillion.actors.detokenizer.job_threads import JobThreads, return_free_memory
 from pillion.actors.detokenizer.prompt_jobs import PromptJob
 from pillion.actors.detokenizer.text_edge import TextEdge
@@ -42,6 +44,12 @@ class EdgeLoop:
         self._stats = StatsReporter(context.name, context.epoch, self._edge)
         self._server = ClientServer(self._edge, self._wake)
         self._threads = JobThreads(self._loop, self._guarded(self._on_job_done))
+        self._grammars = GrammarLink(
+            self._loop,
+            self._edge.vocabulary,
+            self._guarded(self._on_grammar_replies),
+            self._guarded(self._on_grammar_process_lost),
+        )
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._turn_is_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -60,6 +68,7 @@ class EdgeLoop:
         finally:
             # If the edge has failed, its clients find their connections closed and go on at its next life.
             self._loop.remove_reader(self._inbox.fileno())
+            self._grammars.close()
             await self._server.close()
             self._inbox.close()
             self._post.close()
@@ -118,6 +127,14 @@ class EdgeLoop:
         self._edge.on_job_done(job)
         self._wake()
 
+    def _on_grammar_replies(self, replies: list[GrammarReply]) -> None:
+        self._edge.on_grammar_replies(replies, now_ns())
+        self._wake()
+
+    def _on_grammar_process_lost(self) -> None:
+        self._edge.on_grammar_process_lost(now_ns())
+        self._wake()
+
     def _wake(self) -> None:
         """Asks for a turn after everything that this turn of the loop brings."""
         if not self._turn_is_due:
@@ -138,6 +155,11 @@ class EdgeLoop:
         for job in edge.jobs:
             self._threads.submit(job)
         edge.jobs.clear()
+        if edge.grammars.is_stuck(now):
+            self._grammars.kill()
+        if edge.grammars.calls:
+            self._grammars.send(list(edge.grammars.calls))
+            edge.grammars.calls.clear()
         stats, again_ns = self._stats.report(now)
         if stats is not None:
             self._post.send("launcher", stats)

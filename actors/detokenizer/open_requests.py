@@ -29,6 +29,7 @@ class OpenSample:
         "matcher",
         "num_reasoning_tokens",
         "num_sent",
+        "num_thoughts",
         "parsed",
         "parser",
         "pieces",
@@ -45,6 +46,7 @@ class OpenSample:
         self.sequence_id: SequenceId = request.request_id + index
         self.token_ids: array[int] = array("i")
         self.num_sent = 0  # tokens that the client has
+        self.num_thoughts = 0  # tokens in front of the answer, as far as it is known that they are
         self.text: TextStream | None = None
         self.matcher: StopMatcher | None = None
         self.pieces: list[str] = []  # text that the client does not have yet
@@ -78,12 +80,15 @@ class OpenSample:
         """Takes over the text of a sample that has taken the same tokens and sent what was certain."""
         self.text, self.matcher = other.text, other.matcher
         self.parser, self.parsed = other.parser, other.parsed
+        self.num_thoughts = other.num_thoughts
 
     def take(self, token_id: int) -> str | None:
         """One more token. Returns the stop string that its text completes, if any."""
         self.token_ids.append(token_id)
         if self.text is None:
             return None
+        if self.thinks:
+            self.num_thoughts = len(self.token_ids)
         piece = self.text.push(token_id)
         stop = self._take_text(piece) if piece else None
         if self.thinks:

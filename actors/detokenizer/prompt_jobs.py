@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from pillion.actors.detokenizer.answer_plan import AnswerPlan
 from pillion.actors.detokenizer.chat_template import continued
+from pillion.actors.detokenizer.grammars.demand import GrammarDemand, demand_of
 from pillion.actors.detokenizer.request_checks import check_text_size, check_token_ids, listed_ids
 from pillion.actors.detokenizer.template_process import render_apart
 from pillion.actors.detokenizer.text_model import TextModel
@@ -41,6 +42,7 @@ class PreparedPrompt:
     token_ids: list[int]
     bad_words: list[list[int]]
     answer: AnswerPlan | None = None  # None: the answer is text and nothing else
+    grammar: GrammarDemand | None = None
 
 
 class PromptJob:
@@ -118,6 +120,7 @@ def prepare_prompt(
         token_ids=token_ids if keep is None else token_ids[-keep:],
         bad_words=bad_word_ids(params.bad_words or [], model.tokenizer),
         answer=answer,
+        grammar=demand_of(model.tokenizer, params, answer),
     )
 
 

@@ -3,6 +3,7 @@
 from typing import Final
 
 from pillion.actors.detokenizer.client_sessions import ClientSessions, Session
+from pillion.actors.detokenizer.grammars.desk import GrammarDesk
 from pillion.actors.detokenizer.logprob_columns import join_rows
 from pillion.actors.detokenizer.open_requests import OpenRequest, OpenSample
 from pillion.actors.detokenizer.tokenizer import Tokenizer
@@ -33,12 +34,14 @@ class RequestBook:
         self.requests: dict[RequestId, OpenRequest] = {}
         self.samples: dict[SequenceId, OpenSample] = {}
         self.tokenizer: Tokenizer | None = None
+        self.grammars = GrammarDesk()
         # Every request received is counted once more when it ends, by its outcome.
         self.counters: dict[str, int | float] = {
             "requests_received": 0,
             **{f"requests_{outcome}": 0 for outcome in _OUTCOMES},
             "prompt_tokens": 0,
             "output_tokens": 0,
+            "grammar_processes_lost": 0,
         }
         self._epoch = epoch
         self._sessions = sessions
@@ -69,6 +72,7 @@ class RequestBook:
             reason = "tool_calls"
         sample.finish_reason, sample.stop_reason, sample.error = reason, stop_reason, error
         self.samples.pop(sample.sequence_id, None)
+        self.grammars.close(sample.sequence_id)
         self.counters["output_tokens"] += len(sample.token_ids)
         request.num_running -= 1
         if sample.index == 0 and request.waits_for_prompt:
@@ -226,6 +230,7 @@ class RequestBook:
                 self.counters["output_tokens"] += len(sample.token_ids)
                 sample.finish_reason = "error"
             self.samples.pop(sample.sequence_id, None)
+            self.grammars.close(sample.sequence_id)
 
 
 def _usage(request: OpenRequest) -> Usage:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from pillion.actors.detokenizer.tool_use import read_tool_use
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import DetokenizeRequest, GenerateRequest, Resume, TokenizeRequest
-from pillion.runtime.errors import InvalidRequest, RequestError
+from pillion.runtime.errors import InvalidRequest
 
 MAX_REQUEST_ID_CHARS: Final = 256
 MAX_SALT_CHARS: Final = 1024
@@ -146,12 +146,7 @@ def _check_parsing(request: GenerateRequest) -> None:
             raise InvalidRequest("parse_output needs messages", "parse_output")
         if request.sampling_params is not None and not request.sampling_params.detokenize:
             raise InvalidRequest("parse_output needs detokenize=True", "parse_output")
-        if read_tool_use(request).json_schema is not None:
-            raise RequestError(
-                "tool_choice: calls that must come need structured output, which this version does not offer",
-                "unsupported",
-                "tool_choice",
-            )
+        read_tool_use(request)
     elif request.tool_choice not in (None, "auto"):
         raise InvalidRequest("tool_choice needs parse_output", "tool_choice")
 

@@ -103,6 +103,10 @@ class StepRows:
             num_numbers = 1 if request.params.logprobs is None else 2 + request.params.logprobs
             request.session.backlog_bytes += len(new) * num_numbers * _TOKEN_BYTES
         self._book.mark(sample)
+        if self._book.grammars.num_followed:
+            self._book.grammars.advance(
+                sample.sequence_id, len(new), sample.thinks, sample.num_thoughts
+            )
 
     def _take_tokens(self, sample: OpenSample, new: list[int], code: int, now_ns: int) -> bool:
         """Takes new tokens; True if a stop string has ended the sample."""

@@ -14,6 +14,8 @@ from pillion.actors.detokenizer.client_sessions import (
     ClientSessions,
     Session,
 )
+from pillion.actors.detokenizer.grammar_answers import GrammarAnswers
+from pillion.actors.detokenizer.grammars.calls import GrammarReply, SetVocabulary
 from pillion.actors.detokenizer.prompt_jobs import PromptJob
 from pillion.actors.detokenizer.request_book import RequestBook
 from pillion.actors.detokenizer.step_rows import StepRows
@@ -41,7 +43,7 @@ from pillion.messages.text import (
     Welcome,
 )
 from pillion.runtime.config import EngineConfig
-from pillion.runtime.errors import InvalidRequest, RequestError
+from pillion.runtime.errors import InvalidRequest, InvariantBroken, RequestError
 from pillion.runtime.lives import Lives
 
 _Request = GenerateRequest | CancelRequest | EmbedRequest | TokenizeRequest | DetokenizeRequest
@@ -52,7 +54,8 @@ class TextEdge:
 
     `outgoing`: for other actors. `sessions.replies`: for clients. `sessions.hang_ups`: connections to close
     once their replies have left. `jobs`: work to run on a thread and to hand back through `on_job_done`.
-    Whoever drives this calls `tick` after each batch of input, then takes these four and clears them.
+    `grammars.calls`: for the grammar process. Whoever drives this calls `tick` after each batch of input, then
+    takes these five and clears them.
     """
 
     def __init__(
@@ -66,7 +69,11 @@ class TextEdge:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
         self.sessions = ClientSessions()
-        self.gauges: dict[str, int | float | str] = {"open_requests": 0, "clients": 0}
+        self.gauges: dict[str, int | float | str] = {
+            "open_requests": 0,
+            "clients": 0,
+            "open_grammars": 0,
+        }
         self._epoch = epoch
         self._config = config
         self._version = version
@@ -78,6 +85,8 @@ class TextEdge:
             epoch, edge_index, config, self.sessions, self._book, self.outgoing, self._lives
         )
         self.jobs: list[PromptJob] = self._admissions.jobs
+        self.grammars = self._book.grammars
+        self._grammar_answers = GrammarAnswers(epoch, self._admissions, self._book, self.outgoing)
         self._closed_because: str | None = None  # why nothing new is taken
         self._drain_deadline_ns: int | None = None
         self._drained = False
@@ -145,6 +154,27 @@ class TextEdge:
         """A job has run."""
         self._admissions.on_job_done(job)
 
+    def vocabulary(self) -> SetVocabulary:
+        """What a new grammar process must know. May be called on another thread, once there is a model."""
+        model = self._admissions.model
+        if model is None:
+            raise InvariantBroken("a grammar came before the model")
+        tokenizer = model.tokenizer
+        return SetVocabulary(
+            tokens=tokenizer.spellings(self.grammars.vocab_size),
+            special_ids=sorted(tokenizer.special_ids),
+        )
+
+    def on_grammar_replies(self, replies: list[GrammarReply], now_ns: int) -> None:
+        """The grammar process has said something."""
+        for reply in replies:
+            self._grammar_answers.take(reply, now_ns)
+
+    def on_grammar_process_lost(self, now_ns: int) -> None:
+        """The grammar process has ended; the calls for another one are there now."""
+        self._book.counters["grammar_processes_lost"] += 1
+        self._grammar_answers.on_lost(now_ns)
+
     # From the ring.
 
     def on_message(self, message: DetokenizerInbox, now_ns: int) -> None:
@@ -162,7 +192,7 @@ class TextEdge:
                     self._on_scheduler_message(message, now_ns)
             case EngineGeometry():
                 self._admissions.geometry = message
-                self._rows.vocab_size = message.vocab_size
+                self._rows.vocab_size = self.grammars.vocab_size = message.vocab_size
                 self._admissions.start_waiting()
             case PeerRestarted():
                 pass
@@ -181,10 +211,16 @@ class TextEdge:
 
     def tick(self, now_ns: int) -> int | None:
         """Work after a batch of input; returns when to be called again at the latest."""
-        deadlines = [self._admissions.expire(now_ns), self._give_up_stalled(now_ns)]
+        deadlines = [
+            self._admissions.expire(now_ns),
+            self._give_up_stalled(now_ns),
+            self.grammars.watch(now_ns),
+        ]
         if self._drain_deadline_ns is not None:
             deadlines.append(self._drain(now_ns))
         self._book.flush()
+        self.outgoing += [("gpu_worker", masks) for masks in self.grammars.take_masks()]
+        self.gauges["open_grammars"] = self.grammars.num_followed
         self.gauges["open_requests"] = self._admissions.num_open
         self.gauges["clients"] = len(self.sessions.by_id)
         return min((each for each in deadlines if each is not None), default=None)
@@ -221,6 +257,8 @@ class TextEdge:
         capabilities = ["generate", "logprobs", "prompt_logprobs", "tokenize"]
         if model is not None and model.chat_template:
             capabilities.append("chat")
+        if model is not None and model.tokenizer.can_spell:
+            capabilities.append("structured_outputs")
         if self._config.allow_request_templates:
             capabilities.append("request_templates")
         model_name = self._config.model if geometry is None else geometry.model_name
@@ -288,6 +326,7 @@ class TextEdge:
         if sample is None:
             return
         request = sample.request
+        self.grammars.on_scheduled(message)
         if not request.scheduled_ns:
             request.scheduled_ns = now_ns
             if request.num_cached_tokens is None:

@@ -27,6 +27,7 @@ def resolve_sampling(
     num_prompt_tokens: int,
     vocab_size: int,
     max_model_len: int,
+    needs_masks: bool = False,
 ) -> TokenSampling:
     """The parameters in terms of tokens. `max_tokens` is cut to what fits behind the prompt.
 
@@ -68,6 +69,7 @@ def resolve_sampling(
         logit_bias=params.logit_bias or {},
         allowed_token_ids=params.allowed_token_ids or [],
         bad_words=bad_words,
+        needs_masks=needs_masks,
     )
 
 

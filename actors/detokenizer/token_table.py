@@ -46,6 +46,11 @@ class TokenTable(dict[int, "str | bytes"]):
         piece = self[token_id]
         return piece.encode() if isinstance(piece, str) else piece
 
+    def spellings(self, vocab_size: int) -> list[bytes]:
+        """The bytes of every token up to the vocabulary's size; nothing of it is kept here."""
+        names = map(self._backend.id_to_token, range(vocab_size))
+        return [b"" if name is None else self._rules.token_bytes(name) for name in names]
+
     def token_text(self, token_id: int) -> str:
         """The text of a token alone, U+FFFD for bytes that are no character."""
         piece = self[token_id]

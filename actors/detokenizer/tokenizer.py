@@ -7,6 +7,7 @@ import tokenizers
 
 from pillion.actors.detokenizer.incremental import ContextText, TableText, TextStream
 from pillion.actors.detokenizer.token_table import tabulate
+from pillion.runtime.errors import InvariantBroken
 
 # `encode` keeps the interpreter locked, `encode_batch_fast` costs a little more and does not.
 _UNLOCKED_FROM_CHARS: Final = 1024
@@ -90,6 +91,17 @@ class Tokenizer:
         if text is None:
             text = self._texts[token_id] = self._decode_window([token_id])
         return text
+
+    @property
+    def can_spell(self) -> bool:
+        """Whether each token stands for bytes on its own, as grammars need it."""
+        return self._table is not None
+
+    def spellings(self, vocab_size: int) -> list[bytes]:
+        """The bytes of every token, empty where an id has none. Raises InvariantBroken unless `can_spell`."""
+        if self._table is None:
+            raise InvariantBroken("the tokens of this tokenizer are no bytes")
+        return self._table.spellings(vocab_size)
 
     def min_tokens(self, num_bytes: int) -> int:
         """A lower bound of the tokens that a text of so many bytes has, without reading it."""

@@ -28,6 +28,7 @@ from pillion.actors.gateway.openai_replies import (
 from pillion.actors.gateway.openai_requests import ChatCompletionRequest
 from pillion.actors.gateway.sample import Sample
 from pillion.actors.gateway.sampling_fields import chat_sampling
+from pillion.actors.gateway.structure_fields import STRUCTURE, structure_field
 from pillion.actors.gateway.usage import UsageCount, usage_mode
 from pillion.messages.codec import unpack_ids
 from pillion.messages.sampling import SamplingParams
@@ -54,7 +55,8 @@ async def chat_completions(gateway: Gateway, exchange: Exchange, data: bytes) ->
                     reply = await _whole(gateway.model_name, request, params.n, answers)
                     await exchange.reply(200, msgspec.json.encode(reply), body.headers)
         except (RequestError, DaemonUnavailable) as error:
-            raise http_error_of(error, _RENAMED) from error
+            renamed = {**_RENAMED, STRUCTURE: structure_field(request) or STRUCTURE}
+            raise http_error_of(error, renamed) from error
 
 
 def chat_generation(

@@ -20,6 +20,7 @@ from pillion.actors.gateway.http_errors import http_error_of, invalid
 from pillion.actors.gateway.openai_replies import Completion, CompletionChoice, Usage
 from pillion.actors.gateway.openai_requests import CompletionRequest
 from pillion.actors.gateway.sampling_fields import completion_sampling
+from pillion.actors.gateway.structure_fields import STRUCTURE, structure_field
 from pillion.actors.gateway.usage import UsageCount, usage_mode
 from pillion.messages.codec import unpack_ids
 from pillion.messages.sampling import SamplingParams
@@ -53,7 +54,8 @@ async def completions(gateway: Gateway, exchange: Exchange, data: bytes) -> None
                     reply = msgspec.json.encode(shape.whole())
                     await exchange.reply(200, reply, body.headers)
         except (RequestError, DaemonUnavailable) as error:
-            raise http_error_of(error, _RENAMED) from error
+            renamed = {**_RENAMED, STRUCTURE: structure_field(request) or STRUCTURE}
+            raise http_error_of(error, renamed) from error
 
 
 def read_prompts(prompt: Any) -> list[Prompt]:

@@ -111,22 +111,30 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     response_format: Annotated[
-        dict[str, Any] | None, Meta(description="refused unless its type is `text`")
+        dict[str, Any] | None,
+        Meta(
+            description="the form of the answer: `text`, `json_object` (any JSON object) or `json_schema` (what"
+            " `json_schema.schema` describes)"
+        ),
     ] = None
     structured_outputs: Annotated[
-        dict[str, Any] | None, Meta(description="refused: this version has no structured output")
+        dict[str, Any] | None,
+        Meta(
+            description="the form of the answer: one of `json` (a schema), `regex`, `choice` (a list of texts),"
+            " `grammar` (GBNF or Lark) and `json_object` (true)"
+        ),
     ] = None
     guided_json: Annotated[
-        Any, Meta(description="refused: this version has no structured output")
+        dict[str, Any] | str | None, Meta(description="the older name of `structured_outputs.json`")
     ] = None
     guided_regex: Annotated[
-        str | None, Meta(description="refused: this version has no structured output")
+        str | None, Meta(description="the older name of `structured_outputs.regex`")
     ] = None
     guided_choice: Annotated[
-        list[str] | None, Meta(description="refused: this version has no structured output")
+        list[str] | None, Meta(description="the older name of `structured_outputs.choice`")
     ] = None
     guided_grammar: Annotated[
-        str | None, Meta(description="refused: this version has no structured output")
+        str | None, Meta(description="the older name of `structured_outputs.grammar`")
     ] = None
 
 

@@ -9,6 +9,7 @@ from pillion.actors.gateway.openai_requests import (
     CompletionRequest,
     SamplingFields,
 )
+from pillion.actors.gateway.structure_fields import structure_of
 from pillion.messages.sampling import SamplingParams
 
 # Fields that SamplingParams has under the same name.
@@ -35,15 +36,7 @@ _SAME_NAMES: Final = (
     "truncate_prompt_tokens",
     "prompt_logprobs",
 )
-_NO_STRUCTURE: Final = "structured output is not offered by this version; the answer is plain text"
 _USE_TOOLS: Final = "this way of calling functions is no longer offered: use tools and tool_choice"
-_STRUCTURED: Final = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
 
 
 def chat_sampling(request: ChatCompletionRequest) -> SamplingParams:
@@ -97,6 +90,7 @@ def _fields(request: SamplingFields) -> dict[str, Any]:
     fields = {name: value for name in _SAME_NAMES if (value := getattr(request, name)) is not None}
     if request.logit_bias is not None:
         fields["logit_bias"] = {_token_id(name): bias for name, bias in request.logit_bias.items()}
+    fields["structured_outputs"] = structure_of(request)
     return fields
 
 
@@ -114,12 +108,6 @@ def _refuse_shared(request: SamplingFields) -> None:
             f"sampling {request.best_of} answers and returning {request.n or 1} is not offered, because the"
             " others would be computed and thrown away: ask for `n` answers and choose by `logprobs`",
         )
-    kind = (request.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise unsupported("response_format", f"type {kind!r:.80}: {_NO_STRUCTURE}")
-    for name in _STRUCTURED:
-        if getattr(request, name) is not None:
-            raise unsupported(name, _NO_STRUCTURE)
 
 
 def _refuse_of_chat(request: ChatCompletionRequest) -> None:

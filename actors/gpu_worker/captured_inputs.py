@@ -118,6 +118,8 @@ class CapturedInputs:
             fill_mixed_table(graph.shape, slots_np, starts, lengths, states.max_num_seqs),
         )
         first_tokens = np.cumsum(lengths) - lengths
+        samples_np = np.ones(len(slots_np), dtype=np.bool_)
+        samples_np[num_decode:] = rows.prefill_ends == states.num_known_np[rows.prefill_slots]
         return replace(
             inputs,
             graph=graph.step,
@@ -129,4 +131,5 @@ class CapturedInputs:
             num_decode_rows=num_decode,
             num_prefill_tokens=int(lengths[num_decode:].sum()),
             prompt_logprobs=prompt_logprob_rows(states, rows, first_tokens[num_decode:]),
+            samples_np=samples_np,
         )

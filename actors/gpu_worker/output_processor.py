@@ -18,7 +18,14 @@ from pillion.actors.gpu_worker.sampling.sampler import Sampled, Sampler, prompt_
 from pillion.actors.gpu_worker.step_inputs import PromptLogprobRows, StepInputs
 from pillion.kernels.update_rows import update_rows
 from pillion.messages.ids import FINISH_ERROR, FINISH_NONE
-from pillion.messages.steps import PromptLogprobs, SampledLogprobs, StepOutput, StepPlan, StepTimes
+from pillion.messages.steps import (
+    PromptLogprobs,
+    SampledLogprobs,
+    StepOutput,
+    StepPlan,
+    StepTimes,
+    TokenMasks,
+)
 
 # Logits of this many bytes exist at once while prompt log-probabilities are computed.
 PROMPT_LOGITS_BYTES: Final = 32 << 20
@@ -92,26 +99,49 @@ class OutputProcessor:
         self.release(np.frombuffer(plan.released_slots, dtype=np.int32))
         for new in plan.new_sequences:
             tokens = np.frombuffer(new.token_ids, dtype=np.int32)
-            self._sampler.add(new.slot, new.sampling, tokens, new.num_prompt_tokens)
+            self._sampler.add(new.slot, new.sampling, tokens, new.num_prompt_tokens, new.generation)
 
     def release(self, slots: npt.NDArray[np.int32]) -> None:
         """Frees these slots at the sampler."""
         for slot in slots.tolist():
             self._sampler.release(slot)
 
+    def take_masks(self, masks: TokenMasks) -> None:
+        """Masks have come, for rows that wait for them or soon will."""
+        self._sampler.masks.take(masks)
+
+    def forget_masks(self) -> None:
+        """All slots are free, and their generations count from the beginning."""
+        self._sampler.masks.forget_all()
+
+    def unmasked(self, inputs: StepInputs) -> npt.NDArray[np.intp]:
+        """Rows that sample, as far as the host knows, and whose mask is missing."""
+        slots = inputs.sample_slots_np
+        next_position = self._states.num_known_np[slots] - 1
+        missing = self._sampler.masks.missing(slots, next_position)
+        missing = missing & ~self._states.finished_np[slots]
+        return np.flatnonzero(missing if inputs.samples_np is None else missing & inputs.samples_np)
+
     def process(self, inputs: StepInputs, output: ModelOutput) -> PendingOutput:
         """Everything between the logits and the copy to the host; nothing waits.
 
+        Rows without the mask that they need give nothing and are computed again by the next step.
         Writes: the state table's tokens, counters and finished flags.
         """
         columns: Download | None = None
         logprobs: Download | None = None
         logprob_rows_np = _NO_ROWS
-        if inputs.graph is not None and self._sampler.is_greedy(inputs.sample_slots_np):
-            columns = self._device.download([inputs.graph.replay_greedy()])
-        else:
+        slots_np = inputs.sample_slots_np
+        is_captured = inputs.graph is not None and self._sampler.is_greedy(slots_np)
+        if not is_captured:
             self._states.num_computed.index_add_(0, inputs.slots, inputs.advance)
-        if columns is None and output.logits is not None:
+        unmasked = self.unmasked(inputs)
+        if len(unmasked):
+            self._withhold(inputs, unmasked)
+        if is_captured and inputs.graph is not None and output.logits is not None:
+            self._sampler.masks.apply(output.logits, inputs.sample_slots, slots_np)
+            columns = self._device.download([inputs.graph.replay_greedy()])
+        elif output.logits is not None:
             sampled, result = self._sample(inputs, output.logits)
             columns = self._device.download([result])
             if sampled.logprobs is not None:
@@ -171,6 +201,17 @@ class OutputProcessor:
             errors=dict.fromkeys(np.flatnonzero(failed).tolist(), NOT_FINITE),
             plan_epoch=step.plan_epoch,
         )
+
+    def _withhold(self, inputs: StepInputs, rows: npt.NDArray[np.intp]) -> None:
+        """Masks these rows. Writes: `sample_valid`, and the counters so that their last token is due again."""
+        withheld_np = np.zeros(len(inputs.sample_slots_np), np.bool_)
+        withheld_np[rows] = True
+        withheld = self._device.upload(withheld_np)
+        valid = inputs.sample_valid
+        taken_back = -(withheld & valid).to(torch.int64)
+        self._states.num_computed.index_add_(0, inputs.sample_slots, taken_back)
+        valid.logical_and_(~withheld)
+        self._states.withhold(inputs.sample_slots_np[rows])
 
     def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> tuple[Sampled, torch.Tensor]:
         """The rows' tokens, and the [4, num_sample_rows] int32 columns that go to the host."""

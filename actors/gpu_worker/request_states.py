@@ -108,6 +108,11 @@ class RequestStates:
         for slot in slots.tolist():
             self.prompt_logprobs.pop(slot, None)
 
+    def withhold(self, slots: npt.NDArray[np.integer]) -> None:
+        """The host takes back the tokens that it foresaw: these slots compute their last known one again."""
+        self.num_known_np[slots] -= 1
+        self.num_computed_np[slots] = self.num_known_np[slots] - 1
+
     def note_finished(
         self, slots: npt.NDArray[np.int32], generations: npt.NDArray[np.int32]
     ) -> None:

@@ -92,3 +92,5 @@ class StepInputs:
     # set if the step is captured: the tensors above are the graph's own, padded beyond the step's rows
     graph: "CapturedStep | None" = None
     prompt_logprobs: tuple[PromptLogprobRows, ...] = ()
+    # [num_sample_rows] bool; None: every row samples, if the device doesn't mask it
+    samples_np: npt.NDArray[np.bool_] | None = None

@@ -10,6 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.forward_step import ForwardStep, MaskPatience
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.launched_steps import LaunchedStep, LaunchedSteps
 from pillion.actors.gpu_worker.model_executor import ModelExecutor
@@ -20,7 +21,7 @@ from pillion.actors.gpu_worker.step_faults import DeviceLost, failure_of, rows_o
 from pillion.messages.base import RingMessage
 from pillion.messages.control import PeerRestarted, Shutdown
 from pillion.messages.inboxes import WorkerInbox
-from pillion.messages.steps import StepPlan, StepTimes
+from pillion.messages.steps import StepPlan, StepTimes, TokenMasks
 from pillion.runtime.clock import now_ns as clock_ns
 from pillion.runtime.errors import InvariantBroken
 
@@ -35,6 +36,9 @@ class Worker:
 
     One call of `tick` launches or collects one step, so messages are seen between any two steps. Up to
     `steps_in_flight` steps are launched before the first of them is collected.
+
+    A step with rows whose token masks are missing is left open behind its forward pass: masks may come
+    meanwhile. It ends without them before the other rows lose time by it; those rows then are computed again.
 
     An exception in a step is answered as a StepFailure, behind the steps launched before it. If it has broken
     the device, the worker has `finished`, and `device_error` says of what.
@@ -78,7 +82,9 @@ class Worker:
         self._last_plan_id: int | None = None
         self._awaits_fresh_plan = False
         self._next_step_id = 0
+        self._forward: ForwardStep | None = None
         self._launched = LaunchedSteps()
+        self._patience = MaskPatience(launches_queue=device.is_cuda)
 
     @torch.inference_mode()
     def on_message(self, message: WorkerInbox, now_ns: int) -> None:
@@ -86,6 +92,10 @@ class Worker:
         match message:
             case StepPlan():
                 self._on_plan(message)
+            case TokenMasks():
+                if message.epoch >= self._scheduler_epoch:
+                    self._on_scheduler_epoch(message.epoch)
+                    self._output_processor.take_masks(message)
             case PeerRestarted():
                 if message.actor == "scheduler":
                     self._on_scheduler_epoch(message.epoch)
@@ -98,7 +108,18 @@ class Worker:
     def tick(self, now_ns: int) -> int | None:
         """Launches a step or collects one. Returns now_ns while there is work: come back at once."""
         self.waits_for_device = False
-        if len(self._launched) < self._steps_in_flight and self._launch():
+        has_launched = False
+        if self._forward is not None:
+            has_launched = self._end_if_due(self._forward)
+        elif len(self._launched) < self._steps_in_flight and (has_launched := self._begin()):
+            # Masks that are missing may be among the messages that came during the forward pass.
+            has_launched = self._forward is None or self._end_if_masked(self._forward)
+        if self._forward is not None:
+            if len(self._launched):
+                self._collect()  # what masks depend on
+            elif not self._plans and self._all_wait(self._forward):
+                return None
+        elif has_launched:
             if len(self._launched) == self._steps_in_flight:
                 self._collect()
         else:
@@ -110,7 +131,9 @@ class Worker:
     @property
     def has_work(self) -> bool:
         """Whether a step waits to be launched or collected."""
-        return bool(self._plans or self._plan is not None or self._launched)
+        return bool(
+            self._plans or self._plan is not None or self._forward is not None or self._launched
+        )
 
     def _on_plan(self, plan: StepPlan) -> None:
         if plan.epoch < self._scheduler_epoch:
@@ -131,18 +154,23 @@ class Worker:
         self._scheduler_epoch = epoch
         self._awaits_fresh_plan = False
         self._clear()
+        self._output_processor.forget_masks()
 
     def _clear(self) -> None:
         """Forgets all plans and frees all slots."""
         self._last_plan_id = None
         self._plans.clear()
         self._plan = None
+        self._forward = None
         occupied = self._states.occupied()
         self._input_preparer.release(occupied)
         self._output_processor.release(occupied)
 
-    def _launch(self) -> bool:
-        """Launches the next execution of a plan. False: every plan had its turn and no grant is left."""
+    def _begin(self) -> bool:
+        """Begins the next execution of a plan. False: every plan had its turn and no grant is left.
+
+        Leaves it in `_forward`, or has launched it if there is nothing to compute.
+        """
         started_ns = clock_ns()
         if self._plans:
             self._plan, self._executions = self._plans.popleft(), 0
@@ -160,9 +188,8 @@ class Worker:
                 self._plan = None
                 return False
             sequence_ids = rows_of(self._states, plan, rows)
-            pending, times = PendingOutput.of_nothing(), None
             if len(rows):
-                pending, times = self._run(rows, started_ns)
+                self._forward = self._run(step, rows, sequence_ids, started_ns)
         except Exception as error:
             self._fail(error, step, rows_of(self._states, plan, rows))
             return True
@@ -170,7 +197,8 @@ class Worker:
         self._executions += 1
         if self._executions >= plan.repeat:
             self._plan = None
-        self._launched.add(LaunchedStep(step, sequence_ids, pending, times))
+        if self._forward is None:
+            self._launched.add(LaunchedStep(step, sequence_ids, PendingOutput.of_nothing()))
         return True
 
     def _rows(self, plan: StepPlan) -> PlanRows:
@@ -180,22 +208,57 @@ class Worker:
             self._output_processor.apply(plan)
         return self._input_preparer.rows(plan, self._executions)
 
-    def _run(self, rows: PlanRows, started_ns: int) -> tuple[PendingOutput, StepTimes]:
-        """The three stages of a step; preparation counts from when its plan was taken."""
+    def _run(
+        self,
+        step: StepIdentity,
+        rows: PlanRows,
+        sequence_ids: npt.NDArray[np.int64],
+        started_ns: int,
+    ) -> ForwardStep:
+        """The first two stages of a step; preparation counts from when its plan was taken."""
         inputs = self._input_preparer.prepare(rows)
         prepared_ns = clock_ns()
         output = self._executor.execute(inputs)
-        executed_ns = clock_ns()
-        pending = self._output_processor.process(inputs, output)
-        times = StepTimes(
-            prepare_ns=prepared_ns - started_ns,
-            execute_ns=executed_ns - prepared_ns,
-            output_ns=clock_ns() - executed_ns,
-            num_prefill_tokens=inputs.num_prefill_tokens,
-            num_decode_tokens=inputs.num_decode_rows,
+        return ForwardStep(
+            identity=step,
+            sequence_ids=sequence_ids,
+            num_rows=len(rows),
+            inputs=inputs,
+            output=output,
+            started_ns=started_ns,
+            prepared_ns=prepared_ns,
+            executed_ns=clock_ns(),
         )
+
+    def _all_wait(self, forward: ForwardStep) -> bool:
+        """Whether nobody loses anything while masks are awaited."""
+        return len(self._output_processor.unmasked(forward.inputs)) == forward.num_rows
+
+    def _end_if_masked(self, forward: ForwardStep) -> bool:
+        """Launches the end of a step if no mask is missing."""
+        return not len(self._output_processor.unmasked(forward.inputs)) and self._end(forward)
+
+    def _end_if_due(self, forward: ForwardStep) -> bool:
+        """The same, but also without masks when others would have to wait for them."""
+        if self._end_if_masked(forward):
+            return True
+        if self._all_wait(forward) and not self._plans:
+            return False
+        return self._patience.is_over(forward, clock_ns()) and self._end(forward)
+
+    def _end(self, forward: ForwardStep) -> bool:
+        """Launches the third stage of a step."""
+        self._forward = None
+        began_ns = clock_ns()
+        try:
+            pending = self._output_processor.process(forward.inputs, forward.output)
+        except Exception as error:
+            self._fail(error, forward.identity, forward.sequence_ids)
+            return True
+        times = forward.times(began_ns, clock_ns())
         self._count(times)
-        return pending, times
+        self._launched.add(LaunchedStep(forward.identity, forward.sequence_ids, pending, times))
+        return True
 
     def _collect(self, only_if_ready: bool = False) -> None:
         """Answers the oldest step that was launched, if there is one."""
@@ -210,14 +273,23 @@ class Worker:
             )
         except Exception as error:
             # Those launched behind it took its tokens for good.
-            self._fail(error, launched.identity, self._launched.void())
+            self._fail(error, launched.identity, self._void())
             return
         self._launched.drop_oldest()
+        self._patience.note_collected(clock_ns())
         if launched.failure is not None:
             output = replace(output, failure=launched.failure)
         # An edge has no use for a step that had no rows.
         receivers = OUTPUT_RECEIVERS if launched.times is not None else ("scheduler",)
         self.outgoing += [(receiver, output) for receiver in receivers]
+
+    def _void(self) -> npt.NDArray[np.int64]:
+        """Nothing that was begun comes to an end. Returns the sequences of all those steps, [n] int64."""
+        sequence_ids = self._launched.void()
+        if self._forward is not None:
+            sequence_ids = np.concatenate([sequence_ids, self._forward.sequence_ids])
+            self._forward = None
+        return sequence_ids
 
     def _fail(
         self, error: Exception, step: StepIdentity, sequence_ids: npt.NDArray[np.int64]
@@ -231,7 +303,7 @@ class Worker:
         is_lost = isinstance(error, DeviceLost) or self._device.is_lost()
         if is_lost and self._launched.oldest is not None:
             step = self._launched.oldest.identity
-            sequence_ids = np.concatenate([self._launched.void(), sequence_ids])
+            sequence_ids = np.concatenate([self._void(), sequence_ids])
         if not len(sequence_ids):
             raise error
         logger.warning("step %d of plan %d failed", step.step_id, step.plan_id, exc_info=error)

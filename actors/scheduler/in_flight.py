@@ -91,7 +91,8 @@ class InFlight:
             least = 0 if plan.num_answered else 1
             most = plan.num_steps_left
             for sequence in plan.token_rows:
-                sequence.min_ahead += least
+                # A row whose mask comes late brings nothing.
+                sequence.min_ahead += 0 if sequence.sampling.needs_masks else least
                 sequence.max_ahead += most
 
     def clear(self) -> list[Sequence]:

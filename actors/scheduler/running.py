@@ -92,7 +92,7 @@ class Running:
         self.prefilling.clear()
         self.leaving.clear()
         self.left.clear()
-        self._slots = SlotTable(self._limits.max_num_seqs)
+        self._slots.free_all()
         return holders
 
     def _missing(self, sequence: Sequence, num_tokens: int) -> int:

@@ -333,7 +333,7 @@ class Scheduler:
             return False
         draft, repeat = planned
         for sequence in draft.admitted:
-            if not sequence.was_scheduled:
+            if not sequence.was_scheduled or sequence.sampling.needs_masks:
                 self._announce(sequence)
         self._last_plan_id += 1
         plan, sent = draft.build(self._epoch, self._last_plan_id, repeat, self._is_fresh)
@@ -343,16 +343,19 @@ class Scheduler:
         return True
 
     def _announce(self, sequence: Sequence) -> None:
-        sequence.was_scheduled = True
         cached = min(sequence.num_computed_tokens, sequence.request.num_prompt_tokens)
-        self.counters["prompt_tokens"] += sequence.request.num_prompt_tokens
-        self.counters["cached_prompt_tokens"] += cached
+        if not sequence.was_scheduled:
+            sequence.was_scheduled = True
+            self.counters["prompt_tokens"] += sequence.request.num_prompt_tokens
+            self.counters["cached_prompt_tokens"] += cached
         scheduled = RequestScheduled(
             epoch=self._epoch,
             sequence_id=sequence.sequence_id,
             num_cached_tokens=cached,
             miss_reason=sequence.miss_reason,
             worker_epoch=self._term.worker_epoch,
+            slot=sequence.slot,
+            generation=sequence.generation,
         )
         self.outgoing.append(("detokenizer", scheduled))
 

@@ -7,9 +7,8 @@ class SlotTable:
     """Hands out slots. The generation tells a slot's tenants apart, so late rows never hit the next one."""
 
     def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots - 1, -1, -1))
         self._generations = [0] * num_slots
-        self._taken = [False] * num_slots
+        self.free_all()
 
     @property
     def num_free(self) -> int:
@@ -29,3 +28,9 @@ class SlotTable:
             raise InvariantBroken(f"slot {slot} is freed and was not taken")
         self._taken[slot] = False
         self._free.append(slot)
+
+    def free_all(self) -> None:
+        """The worker's table is empty. Generations go on, so that what is late is of nobody."""
+        num_slots = len(self._generations)
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._taken = [False] * num_slots

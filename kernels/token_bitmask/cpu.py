@@ -6,8 +6,11 @@ import numpy as np
 import torch
 
 
-def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor) -> None:
+def apply_token_bitmask(
+    logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor, mask_rows: torch.Tensor
+) -> None:
     """See the public function."""
-    clear_bytes = np.ascontiguousarray(~bitmask.numpy()).view(np.uint8)
+    clear_bytes = (~bitmask.numpy()[mask_rows.numpy()]).view(np.uint8)
     is_clear = np.unpackbits(clear_bytes, axis=-1, count=logits.shape[-1], bitorder="little")
-    logits.masked_fill_(torch.from_numpy(is_clear.view(np.bool_)), -math.inf)
+    for row, clear in zip(rows.tolist(), torch.from_numpy(is_clear.view(np.bool_)), strict=True):
+        logits[row].masked_fill_(clear, -math.inf)

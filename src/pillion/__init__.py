@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pillion.messages.sampling import SamplingParams
+    from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
     from pillion.runtime.client import AsyncClient, Client
     from pillion.runtime.llm import LLM
     from pillion.runtime.outputs import CompletionOutput, RequestOutput
@@ -15,6 +15,7 @@ _HOMES = {
     "Client": "pillion.runtime.client",
     "AsyncClient": "pillion.runtime.client",
     "SamplingParams": "pillion.messages.sampling",
+    "StructuredOutputsParams": "pillion.messages.sampling",
     "RequestOutput": "pillion.runtime.outputs",
     "CompletionOutput": "pillion.runtime.outputs",
 }
@@ -26,6 +27,7 @@ __all__ = [
     "CompletionOutput",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from .conftest import Served
@@ -250,3 +251,93 @@ def _tokens(client: openai.OpenAI, text: str) -> list[int]:
     reply = client.post(f"{root}/tokenize", body={"prompt": text}, cast_to=object)
     tokens: list[int] = reply["tokens"]  # type: ignore[index]
     return tokens
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+SCHEMA_FORMAT: Any = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "colour",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "blue"]}},
+            "required": ["colour"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_parse_gives_what_the_model_class_says(client: openai.OpenAI) -> None:
+    found = client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Who are you? Be short."}],
+        response_format=Person,
+        temperature=0,
+        max_tokens=60,
+    )
+    person = found.choices[0].message.parsed
+    assert isinstance(person, Person)
+    assert found.choices[0].finish_reason == "stop"
+
+
+def test_a_strict_schema_whole_and_streamed(client: openai.OpenAI) -> None:
+    asked: Any = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "response_format": SCHEMA_FORMAT,
+        "temperature": 0,
+        "max_tokens": 30,
+    }
+    whole = client.chat.completions.create(**asked).choices[0].message.content
+    assert json.loads(whole or "")["colour"] in ("red", "blue")
+    stream = client.chat.completions.create(stream=True, **asked)
+    assert "".join(part.choices[0].delta.content or "" for part in stream) == whole
+
+
+def test_bad_schemas_are_errors_of_the_field(client: openai.OpenAI) -> None:
+    for schema in ("hello", {"type": 7}, {"$ref": "#"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(
+                messages=MESSAGES,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": schema},  # type: ignore[typeddict-item]
+                },
+                **GREEDY,
+            )
+        assert caught.value.param == "response_format"
+
+
+def test_a_call_that_must_come_comes(client: openai.OpenAI) -> None:
+    tool: Any = {
+        "type": "function",
+        "function": {
+            "name": "paint",
+            "parameters": {
+                "type": "object",
+                "properties": {"colour": {"enum": ["red", "blue"]}},
+                "required": ["colour"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    choices: list[Any] = ["required", {"type": "function", "function": {"name": "paint"}}]
+    for choice in choices:
+        found = client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            tools=[tool],
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            temperature=0,
+            max_tokens=60,
+        )
+        (call,) = found.choices[0].message.tool_calls or []
+        assert call.function.name == "paint"  # type: ignore[union-attr]
+        assert json.loads(call.function.arguments)["colour"] in ("red", "blue")  # type: ignore[union-attr]

@@ -35,6 +35,9 @@ from pillion.kernels.rotary_kv_write import reference as rotary_reference
 from pillion.kernels.rotary_kv_write import triton_impl as rotary_triton
 from pillion.kernels.silu_and_mul import reference as silu_reference
 from pillion.kernels.silu_and_mul import triton_impl as silu_triton
+from pillion.kernels.token_bitmask import cases as bitmask_cases
+from pillion.kernels.token_bitmask import reference as bitmask_reference
+from pillion.kernels.token_bitmask import triton_impl as bitmask_triton
 from pillion.kernels.update_rows import cases as update_cases
 from pillion.kernels.update_rows import reference as update_reference
 from pillion.kernels.update_rows import triton_impl as update_triton
@@ -269,3 +272,11 @@ def test_fused_linear(device: torch.device, dtype: torch.dtype, rows: int) -> No
     ]
     assert error(*results) < bound(dtype)
     assert error(*pools) < bound(dtype)
+
+
+@pytest.mark.parametrize("case", bitmask_cases.CASES, ids=str)
+def test_token_bitmask(device: torch.device, case: bitmask_cases.Case) -> None:
+    got, want = case.inputs(device), case.inputs(device)
+    bitmask_triton.apply_token_bitmask(got.logits, got.bitmask, got.rows, got.mask_rows)
+    bitmask_reference.apply_token_bitmask(want.logits, want.bitmask, want.rows, want.mask_rows)
+    assert torch.equal(got.logits, want.logits)

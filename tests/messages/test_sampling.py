@@ -55,7 +55,7 @@ def test_names_and_defaults_are_those_that_vllm_users_know() -> None:
     assert {name: defaults[name] for name in known} == known
 
 
-@pytest.mark.parametrize("name", ["best_of", "heat", "structured_outputs"])
+@pytest.mark.parametrize("name", ["best_of", "heat", "guided_decoding"])
 def test_an_unknown_name_is_a_type_error_that_names_it(name: str) -> None:
     with pytest.raises(TypeError, match=name):
         SamplingParams(**{name: 1})

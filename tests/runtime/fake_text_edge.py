@@ -235,13 +235,13 @@ class FakeTextEdge:
         request_id = request.client_request_id
         prompt = _text_of(request)
         command = prompt.split(" ")[0]
-        if command == "REFUSE":
+        if command in ("REFUSE", "BAD_GRAMMAR"):
             await session.send(
                 RequestFailed(
                     client_request_id=request_id,
                     code="invalid_request",
                     message="prompt is not to its liking",
-                    param="prompt",
+                    param="prompt" if command == "REFUSE" else "structured_outputs",
                 )
             )
         elif command == "FULL" and self.num_refused < int(prompt.split(" ")[1]):

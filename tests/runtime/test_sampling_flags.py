@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pillion.messages.sampling import SamplingParams
+from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
 from pillion.runtime.errors import InvalidRequest
 from pillion.runtime.sampling_flags import (
     HELP,
@@ -40,6 +40,11 @@ CASES: list[tuple[list[str], str, Any]] = [
     (["--truncate-prompt-tokens", "4"], "truncate_prompt_tokens", 4),
     (["--logit-bias", '{"4": -1.5}'], "logit_bias", {4: -1.5}),
     (["--allowed-token-ids", "4"], "allowed_token_ids", [4]),
+    (
+        ["--structured-outputs", '{"regex": "a"}'],
+        "structured_outputs",
+        StructuredOutputsParams(regex="a"),
+    ),
 ]
 
 

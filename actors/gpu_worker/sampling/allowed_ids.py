@@ -43,14 +43,7 @@ class AllowedIds:
         self, logits: torch.Tensor, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> None:
         """Writes: logits [n, vocab], -inf for what is not allowed."""
-        is_used = self._is_used_np[slots_np]
-        if not is_used.any():
-            return
-        bitmask = self._bitmask.rows()
-        if logits.device.type != "cpu" or is_used.all():
-            apply_token_bitmask(logits, bitmask[slots])
-            return
-        rows = upload(np.flatnonzero(is_used), logits.device)
-        restricted = logits[rows]
-        apply_token_bitmask(restricted, bitmask[slots[rows]])
-        logits[rows] = restricted
+        rows_np = np.flatnonzero(self._is_used_np[slots_np])
+        if len(rows_np):
+            rows = upload(rows_np, logits.device)
+            apply_token_bitmask(logits, self._bitmask.rows(), rows, slots[rows])

@@ -14,6 +14,7 @@ from pillion.actors.gpu_worker.sampling.logprobs import LogprobColumns, Logprobs
 from pillion.actors.gpu_worker.sampling.min_tokens import MinTokens
 from pillion.actors.gpu_worker.sampling.penalties import Penalties
 from pillion.actors.gpu_worker.sampling.token_choice import TokenChoice
+from pillion.actors.gpu_worker.sampling.token_masks import TokenMaskTable
 from pillion.kernels.ban_tokens import ban_tokens
 from pillion.messages.sampling import (
     MAX_BAD_WORD_SEQUENCES,
@@ -40,12 +41,13 @@ class Sampled:
 class Sampler:
     """Holds each slot's sampling state and samples batches of slots.
 
-    The order: copy raw logits for log-probabilities; allowed ids; logit bias; penalties; bans (bad words,
+    The order: copy raw logits for log-probabilities; token masks; allowed ids; logit bias; penalties; bans (bad words,
     stop ids before min_tokens); temperature, min-p, top-k, top-p; noise; the best. Features that no row of
     the batch uses cost one look at a host array each.
 
     If bans leave nothing of what is allowed, the best of the banned tokens is taken: a sequence always
-    goes on inside its allowed ids.
+    goes on inside its mask and its allowed ids. `masks` is fed by whoever owns this; rows whose mask is
+    missing give tokens that mean nothing.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Sampler:
             preallocate = device.type == "cuda"
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self.masks = TokenMaskTable(vocab_size, max_num_seqs, device)
         self._choice = TokenChoice(vocab_size, max_num_seqs, device)
         self._allowed_ids = AllowedIds(vocab_size, max_num_seqs, device)
         self._logit_bias = LogitBias(max_num_seqs, device)
@@ -75,6 +78,7 @@ class Sampler:
         sampling: TokenSampling,
         token_ids: npt.NDArray[np.int32],
         num_prompt_tokens: int,
+        generation: int = 0,
     ) -> None:
         """A sequence takes a slot with these tokens, prompt and output, so far.
 
@@ -82,6 +86,7 @@ class Sampler:
         """
         self._check(sampling, token_ids, num_prompt_tokens)
         self.release(slot)
+        self.masks.add(slot, sampling, generation)
         self._choice.add(slot, sampling)
         self._allowed_ids.add(slot, sampling)
         self._logit_bias.add(slot, sampling)
@@ -92,6 +97,7 @@ class Sampler:
 
     def release(self, slot: int) -> None:
         """Leaves nothing of the slot's tenant; releasing a free slot changes nothing."""
+        self.masks.release(slot)
         self._allowed_ids.release(slot)
         self._logit_bias.release(slot)
         self._penalties.release(slot)
@@ -113,6 +119,7 @@ class Sampler:
         """
         logits = logits[:, : self._vocab_size]
         raw = self._logprobs.keep(logits, slots_np)
+        self.masks.apply(logits, slots, slots_np)
         self._allowed_ids.apply(logits, slots, slots_np)
         self._logit_bias.apply(logits, slots, slots_np)
         self._penalties.apply(logits, slots, slots_np)
@@ -125,7 +132,7 @@ class Sampler:
         return Sampled(token_ids, None if raw is None else self._logprobs.compute(raw, token_ids))
 
     def is_greedy(self, slots_np: npt.NDArray[np.integer]) -> bool:
-        """Whether each of these slots just takes its best token, and nothing else is asked of it."""
+        """Whether each of these slots just takes its best token of its mask, and nothing else is asked of it."""
         features = (
             self._choice,
             self._allowed_ids,

@@ -1,0 +1,63 @@
+"""What a request demands of the form of its answers, whichever of its fields says so."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from pillion.actors.detokenizer.answer_plan import AnswerPlan
+from pillion.actors.detokenizer.grammars.source import PARAM, GrammarSource, source_of
+from pillion.actors.detokenizer.tokenizer import Tokenizer
+from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
+from pillion.runtime.errors import RequestError
+
+_TOOLS: Final = "tools"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarDemand:
+    """A grammar for the answer, and the tokens with which something else may begin."""
+
+    source: GrammarSource
+    param: str  # the field that asks for it
+    may_reason: bool  # the model may choose to, with one of these
+    reasoning_ids: list[int]
+    call_ids: list[int]
+
+
+def demand_of(
+    tokenizer: Tokenizer, params: SamplingParams, answer: AnswerPlan | None
+) -> GrammarDemand | None:
+    """The demand of a request; calls that must come have the say over the form of a text.
+
+    Raises RequestError if the model's tokens do not allow it.
+    """
+    schema = None if answer is None else answer.tools.json_schema
+    structure, param = params.structured_outputs, PARAM
+    if schema is not None:
+        structure, param = StructuredOutputsParams(json=schema), _TOOLS
+    if structure is None:
+        return None
+    if not tokenizer.can_spell:
+        raise RequestError(
+            f"{param}: the form of an answer can only be given where tokens are pieces of text on their own,"
+            " and this model's are not",
+            "unsupported",
+            param,
+        )
+    source = source_of(structure)
+    if answer is None:
+        return GrammarDemand(source, param, False, [], [])
+    openings = answer.reasoning_openings
+    return GrammarDemand(
+        source=source,
+        param=param,
+        may_reason=bool(openings),
+        reasoning_ids=_ids(tokenizer, openings),
+        call_ids=_ids(tokenizer, answer.call_openings),
+    )
+
+
+def _ids(tokenizer: Tokenizer, markers: Iterable[str]) -> list[int]:
+    """Of markers that are one token; others cannot be told from text at their beginning."""
+    found = (tokenizer.token_id(marker) for marker in markers)
+    return [token_id for token_id in found if token_id is not None]

@@ -1,0 +1,191 @@
+"""Grammars that are compiled and followed, by llguidance."""
+
+from array import array
+from collections.abc import Iterable
+from typing import Any, Final
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from pillion.actors.detokenizer.grammars.source import GrammarSource
+
+_WORD_BITS: Final = 32
+_WORD_BYTES: Final = 4
+# Counted, not timed, so that a grammar works on every machine or on none.
+_LIMITS: Final = llguidance.LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+_MAX_ERROR_CHARS: Final = 400
+_FULL_BYTE: Final = 0xFF
+_DEAD_END: Final = "NoExtension"  # and the beginning of a similar one
+
+
+class GrammarError(Exception):
+    """A grammar cannot be compiled or followed; the message is for the client."""
+
+
+class Matcher:
+    """Follows one sequence."""
+
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        vocab_size: int,
+        end_ids: Iterable[int],
+        opening_ids: Iterable[int],
+    ) -> None:
+        self.num_tokens = 0
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._num_mask_bytes = -(-vocab_size // _WORD_BITS) * _WORD_BYTES
+        self._end_ids = np.array(list(end_ids), dtype=np.int64)
+        self._opening_ids = np.array(list(opening_ids), dtype=np.int64)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar is satisfied and nothing can follow."""
+        return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
+
+    def advance(self, token_ids: bytes) -> None:
+        """Takes packed tokens. Raises GrammarError for one that the grammar does not allow."""
+        for token_id in array("i", token_ids):
+            if not self._matcher.consume_token(token_id):
+                raise GrammarError(
+                    f"token {token_id} does not fit the grammar: {_said(self._matcher)}"
+                )
+            self.num_tokens += 1
+
+    def mask(self) -> bytes:
+        """Which tokens may come next. Raises GrammarError if there is none."""
+        data = bytearray(self._matcher.compute_bitmask())
+        if self._matcher.is_error():
+            raise GrammarError(_said(self._matcher))
+        accepting = self._matcher.is_accepting()
+        del data[self._num_mask_bytes :]
+        bits = np.frombuffer(data, dtype=np.uint8)
+        if self._vocab_size % 8:
+            # The artificial end stands behind the vocabulary.
+            bits[self._vocab_size // 8] &= _FULL_BYTE >> (8 - self._vocab_size % 8)
+        if accepting:
+            _allow(bits, self._end_ids)
+        if self.num_tokens == 0:
+            _allow(bits, self._opening_ids)
+        if not bits.any():
+            raise GrammarError("no token of the model can spell what must follow")
+        return bytes(data)
+
+
+class GrammarEngine:
+    """Grammars over one vocabulary.
+
+    The matching library wants one end-of-sequence token, so the vocabulary gets one more, behind the others,
+    which stands for every token that may end a sequence.
+    """
+
+    def __init__(self, tokens: list[bytes], special_ids: list[int]) -> None:
+        self._vocab_size = len(tokens)
+        wrapper = llguidance.TokenizerWrapper(_Vocabulary([*tokens, b"<end>"], special_ids))
+        self._tokenizer = llguidance.LLTokenizer(
+            wrapper, n_vocab=len(tokens) + 1, eos_token=len(tokens)
+        )
+
+    def compile(self, source: GrammarSource) -> llguidance.LLMatcher:
+        """A matcher at the beginning, to be copied. Raises GrammarError, with what is wrong."""
+        try:
+            matcher = llguidance.LLMatcher(
+                self._tokenizer, _grammar(source), log_level=0, limits=_LIMITS
+            )
+        except (ValueError, TypeError, RecursionError) as error:
+            raise GrammarError(_shortened(str(error))) from error
+        if matcher.is_error():
+            raise GrammarError(_said(matcher))
+        return matcher
+
+    def start(
+        self,
+        compiled: llguidance.LLMatcher,
+        end_ids: Iterable[int],
+        opening_ids: Iterable[int] = (),
+    ) -> Matcher:
+        """A sequence's own matcher.
+
+        `end_ids` may end it where the grammar is complete; `opening_ids` may come in place of its first token.
+        """
+        return Matcher(compiled.deep_copy(), self._vocab_size, end_ids, opening_ids)
+
+    def check(self, source: GrammarSource) -> None:
+        """Compiles and begins. Raises GrammarError for what does not work or matches nothing."""
+        matcher = self.start(self.compile(source), ())
+        if not matcher.is_complete:
+            matcher.mask()
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special_ids: list[int]) -> None:
+        self.eos_token_id = len(tokens) - 1
+        self.tokens = tokens
+        self.special_token_ids = [*special_ids, self.eos_token_id]
+        special = frozenset(self.special_token_ids)
+        self._ids = {
+            token: token_id for token_id, token in enumerate(tokens) if token_id not in special
+        }
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The longest token first, again and again; bytes without a token are left out."""
+        token_ids = []
+        start = 0
+        while start < len(text):
+            for end in range(min(start + self._longest, len(text)), start, -1):
+                token_id = self._ids.get(text[start:end])
+                if token_id is not None:
+                    token_ids.append(token_id)
+                    break
+            start = end if end > start else start + 1
+        return token_ids
+
+
+def _allow(bits: npt.NDArray[np.uint8], token_ids: npt.NDArray[np.int64]) -> None:
+    np.bitwise_or.at(bits, token_ids // 8, (1 << token_ids % 8).astype(np.uint8))
+
+
+def _grammar(source: GrammarSource) -> Any:
+    match source.kind:
+        case "json":
+            options: Any = {"whitespace_flexible": bool(source.whitespace)}
+            if source.whitespace:
+                options["whitespace_pattern"] = source.whitespace
+            return llguidance.LLMatcher.grammar_from_json_schema(source.text, overrides=options)
+        case "regex":
+            # Digits are those that a program reads as numbers.
+            pattern = llguidance.regex_to_lark(source.text, use_ascii="d")
+            return llguidance.LLMatcher.grammar_from_lark(f"start: /{pattern}/")
+        case "gbnf":
+            try:
+                return llguidance.LLMatcher.grammar_from_lark(any_to_lark(source.text))
+            except GbnfToLarkError as error:
+                raise GrammarError(_shortened(str(error))) from error
+        case "lark":
+            return llguidance.LLMatcher.grammar_from_lark(source.text)
+
+
+def _said(matcher: llguidance.LLMatcher) -> str:
+    said = _shortened(matcher.get_error())
+    return "no text matches it" if said.startswith(_DEAD_END) else said
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.replace("<non-verbose/>", "").split())
+    return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

@@ -1,0 +1,75 @@
+"""The form that an answer must have, by the names that OpenAI and vLLM have for it."""
+
+from typing import Any, Final
+
+import msgspec
+
+from pillion.actors.gateway.http_errors import invalid
+from pillion.actors.gateway.openai_requests import SamplingFields
+from pillion.messages.sampling import StructuredOutputsParams
+
+# What the client protocol calls it.
+STRUCTURE: Final = "structured_outputs"
+# vLLM's older fields, and what they are in `structured_outputs`.
+_OLDER: Final = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+_RESPONSE_FORMAT: Final = "response_format"
+
+
+def structure_field(request: SamplingFields) -> str | None:
+    """The field that asks for a form. Raises HttpError 400 if several do."""
+    given = [name for name in (STRUCTURE, *_OLDER) if getattr(request, name) is not None]
+    if (request.response_format or {}).get("type", "text") != "text":
+        given.append(_RESPONSE_FORMAT)
+    if len(given) > 1:
+        raise invalid(f"{' and '.join(given)} exclude each other", given[-1])
+    return given[0] if given else None
+
+
+def structure_of(request: SamplingFields) -> StructuredOutputsParams | None:
+    """The form that is asked for. Raises HttpError 400 naming the field."""
+    name = structure_field(request)
+    if name is None:
+        return None
+    if name == _RESPONSE_FORMAT:
+        return _of_response_format(request.response_format or {})
+    value = getattr(request, name)
+    fields = value if name == STRUCTURE else {_OLDER[name]: value}
+    try:
+        return StructuredOutputsParams(**_flat(fields))
+    except (ValueError, TypeError) as error:
+        raise invalid(str(error), name) from error
+
+
+def _of_response_format(response_format: dict[str, Any]) -> StructuredOutputsParams:
+    kind = response_format.get("type")
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind != "json_schema":
+        raise invalid(
+            f"response_format.type must be text, json_object or json_schema, got {kind!r:.80}",
+            _RESPONSE_FORMAT,
+        )
+    described = response_format.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        raise invalid(
+            f"response_format.json_schema.schema must be a JSON schema, which is an object, got {schema!r:.80}",
+            _RESPONSE_FORMAT,
+        )
+    return StructuredOutputsParams(**_flat({"json": schema}))
+
+
+def _flat(fields: dict[str, Any]) -> dict[str, Any]:
+    """With a schema as text: however deep it is, it travels well."""
+    schema = fields.get("json")
+    if not isinstance(schema, dict):
+        return fields
+    try:
+        return {**fields, "json": msgspec.json.encode(schema).decode()}
+    except RecursionError as error:
+        raise invalid("a JSON schema is nested too deeply", STRUCTURE) from error
