@@ -3,6 +3,7 @@
 import msgspec
 
 from pillion.messages.base import EdgeMessage, RingMessage
+from pillion.messages.ids import ErrorCode
 
 
 class ActorReady(RingMessage, frozen=True):
@@ -95,6 +96,7 @@ class EngineFailed(RingMessage, frozen=True):
     """The engine is going down: end every open request with this error, at once."""
 
     message: str
+    code: ErrorCode = "internal"  # "unavailable": it was stopped
 
 
 class EngineState(RingMessage, frozen=True):

@@ -291,7 +291,8 @@ class Launcher:
         if in_order:
             await self._unless_interrupted(self._shut_down_in_order(), SHUTDOWN_GRACE_S)
         else:
-            await self._end_requests("the daemon is stopping", None, STOP_NOW_GRACE_S)
+            stopped = control.EngineFailed(message="the daemon is stopping", code="unavailable")
+            await self._end_requests(stopped, None, STOP_NOW_GRACE_S)
         lost = await self._kill_all()
         if lost:
             logger.error("stopped, but %s", lost)
@@ -308,7 +309,8 @@ class Launcher:
         self._board.state = "failed"
         self._board.failure = failure.message
         culprit = failure.cause if isinstance(failure.cause, Child) else None
-        await self._end_requests(f"the engine failed: {failure.message}", culprit, FAILURE_GRACE_S)
+        failed = control.EngineFailed(message=f"the engine failed: {failure.message}")
+        await self._end_requests(failed, culprit, FAILURE_GRACE_S)
         lost = await self._kill_all()
         self._board.failure = failure.message
         if lost:
@@ -318,14 +320,16 @@ class Launcher:
         self._report.failed(failure.message)
         return 1
 
-    async def _end_requests(self, message: str, culprit: Child | None, grace_s: float) -> None:
+    async def _end_requests(
+        self, reason: control.EngineFailed, culprit: Child | None, grace_s: float
+    ) -> None:
         """Every open request ends with an error now; only who tells the clients, and who fails, may go on."""
         spared: list[Child] = []
         others: list[Child] = []
         for child in self._supervisor.stopping_order():
             tells_clients = child.name in ("detokenizer", "gateway") and child.state == "running"
             if tells_clients:
-                self._recovery.send(control.EngineFailed(message=message), child.name)
+                self._recovery.send(reason, child.name)
                 self._recovery.send(control.Shutdown(), child.name)
             (spared if tells_clients or child is culprit else others).append(child)
         self._supervisor.kill(others)

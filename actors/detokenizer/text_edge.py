@@ -201,7 +201,7 @@ class TextEdge:
                 self._drain_deadline_ns = message.deadline_ns
             case EngineFailed():
                 self._closed_because = message.message
-                self._admissions.end_all(RequestError(message.message, "internal"))
+                self._admissions.end_all(RequestError(message.message, message.code))
             case Shutdown():
                 self._closed_because = self._closed_because or "the daemon is stopping"
                 self._admissions.end_all(RequestError(self._closed_because, "unavailable"))

@@ -16,7 +16,7 @@ from pillion.messages.control import ActorStatus, DaemonStatus, StatusRequest
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.daemon import locate_model
-from pillion.runtime.paths import RunDir, run_dir
+from pillion.runtime.paths import RunDir
 from pillion.runtime.process import child_environment
 
 SCRIPT: Final = Path(__file__).parents[1] / "ring" / "fake_worker_daemon.py"

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 
@@ -18,11 +16,11 @@ pytestmark = pytest.mark.model
 
 ENDLESS = {"temperature": 0.0, "max_tokens": None, "ignore_eos": True}
 # A request that asks for all at once waits for its whole answer: nothing of it is ever sent.
-WHOLE_ANSWER = """
+WHOLE_ANSWER = f"""
 import sys
 from pillion import Client, SamplingParams
-Client(sys.argv[1]).generate([int(sys.argv[2])], SamplingParams(**{0}))
-""".format(ENDLESS)
+Client(sys.argv[1]).generate([int(sys.argv[2])], SamplingParams(**{ENDLESS}))
+"""
 
 Leave = Callable[[], Awaitable[None]]
 Open = Callable[[RingDaemon, int], Awaitable[Leave]]
@@ -43,14 +41,14 @@ async def client_stream(daemon: RingDaemon, number: int) -> Leave:
 
 async def client_killed(daemon: RingDaemon, number: int) -> Leave:
     """A process that waits for a whole answer is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WHOLE_ANSWER, NAME, str(number)],
-        env={**child_environment(), "PILLION_RUNTIME_DIR": str(daemon.directory.root.parent)},
+    environment = {**child_environment(), "PILLION_RUNTIME_DIR": str(daemon.directory.root.parent)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WHOLE_ANSWER, NAME, str(number), env=environment
     )
 
     async def leave() -> None:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        await process.wait()
 
     return leave
 

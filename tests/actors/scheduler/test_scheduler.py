@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from scheduler_bench import Bench
 
 from pillion.actors.scheduler.planner import IDLE_RELEASE_NS
+from pillion.actors.scheduler.scheduler import EDGE_FIRST_NS
 from pillion.messages.blocks import (
     BlockLease,
     CommitBlocks,
@@ -178,7 +179,7 @@ def test_a_sequence_can_end_in_every_state(state: Callable[[Bench], int], how: s
         bench.abort(sequence_id)
         bench.abort(sequence_id)
     elif how == "drain":
-        bench.send(Drain(deadline_ns=bench.now_ns))
+        bench.send(Drain(deadline_ns=bench.now_ns - EDGE_FIRST_NS))
     else:
         bench.now_ns = 7 * MS
         bench.turn()
@@ -321,7 +322,7 @@ def test_drain_lets_finish_what_the_edge_sends() -> None:
     bench = Bench(num_slots=1)
     bench.send(bench.request(100, 8, max_tokens=20), bench.request(200, 8, max_tokens=20))
     bench.send(Drain(deadline_ns=50 * MS))
-    assert bench.turn() == 50 * MS
+    assert bench.turn() == 50 * MS + EDGE_FIRST_NS
     # The edge, which has refused what is new, may have to admit again what is open.
     bench.submit(300, 8, max_tokens=20)
     bench.run()
@@ -336,6 +337,9 @@ def test_drain_ends_with_an_error_what_takes_too_long() -> None:
     bench.send(Drain(deadline_ns=50 * MS))
     bench.step(3)
     bench.now_ns = 50 * MS
+    bench.turn()
+    assert not bench.told(RequestClosed), "the edge comes first"
+    bench.now_ns += EDGE_FIRST_NS
     bench.turn()
     closed = bench.told(RequestClosed)
     assert [(m.sequence_id, m.finish_reason) for m in closed] == [(100, "error"), (200, "error")]
