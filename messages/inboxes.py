@@ -96,6 +96,16 @@ def life_in(message: RingMessage) -> tuple[str, int] | None:
     return None if speaker is None else (speaker, message.epoch)  # type: ignore[attr-defined]
 
 
+def lives_in(message: RingMessage) -> tuple[tuple[str, int], ...]:
+    """All actors and epochs of which a message gives word: answers to it go to these or to later lives."""
+    life = life_in(message)
+    if life is None:
+        return ()
+    if isinstance(message, steps.StepPlan):
+        return (life, ("detokenizer", message.edge_epoch))
+    return (life,)
+
+
 ClientToDaemon = (
     text.Hello
     | text.GenerateRequest

@@ -57,6 +57,9 @@ class StepPlan(RingMessage, frozen=True):
     released_slots: bytes = b""
     # It begins with an empty table: the first plan of a scheduler's life, and after a step that failed.
     fresh: bool = False
+    edge_epoch: int = (
+        1  # the text edge's life that these rows are for: the worker may not have heard of it
+    )
 
 
 class SampledLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -11,7 +11,7 @@ import msgspec
 
 from pillion.messages.base import RingMessage
 from pillion.messages.control import ActorFailed, ActorReady
-from pillion.messages.inboxes import life_in
+from pillion.messages.inboxes import lives_in
 from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import now_ns
 from pillion.runtime.process import ActorContext
@@ -126,10 +126,10 @@ class ActorLoop(Generic[T]):
         return min(deadline_ns, again_ns)
 
     def _take(self, message: T, now: int) -> None:
-        life = life_in(message)
-        if life is not None and self._post.is_newer(*life):
-            self._send()  # what the core has said so far was meant for the life before
-            self._post.follow(*life)
+        for actor, epoch in lives_in(message):
+            if self._post.is_newer(actor, epoch):
+                self._send()  # what the core has said so far was meant for the life before
+                self._post.follow(actor, epoch)
         self._core.on_message(message, now)
 
     def _send(self) -> None:

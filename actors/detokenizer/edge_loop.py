@@ -17,7 +17,7 @@ from pillion.actors.detokenizer.prompt_jobs import PromptJob
 from pillion.actors.detokenizer.text_edge import TextEdge
 from pillion.actors.detokenizer.text_model import TextModel, load_text_model
 from pillion.messages.control import StartPhase
-from pillion.messages.inboxes import DetokenizerInbox, life_in
+from pillion.messages.inboxes import DetokenizerInbox, lives_in
 from pillion.runtime.actor import actor_ready
 from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
@@ -116,10 +116,10 @@ class EdgeLoop:
     def _on_ring(self) -> None:
         now = now_ns()
         for message in self._inbox.drain():
-            life = life_in(message)
-            if life is not None and self._post.is_newer(*life):
-                self._send()  # what the edge has said so far was meant for the life before
-                self._post.follow(*life)
+            for actor, epoch in lives_in(message):
+                if self._post.is_newer(actor, epoch):
+                    self._send()  # what the edge has said so far was meant for the life before
+                    self._post.follow(actor, epoch)
             self._edge.on_message(message, now)
         self._turn()
 

@@ -53,7 +53,7 @@ class Draft:
             self.append_blocks.extend(ids)
 
     def build(
-        self, epoch: int, plan_id: int, repeat: int, fresh: bool
+        self, epoch: int, plan_id: int, repeat: int, fresh: bool, edge_epoch: int
     ) -> tuple[StepPlan, SentPlan]:
         """The message, and what to remember of it."""
         rows = [*self.decode_rows, *(sequence for sequence, _, _ in self.prefill_rows)]
@@ -74,6 +74,7 @@ class Draft:
             new_sequences=[_new_sequence(sequence) for sequence in self.admitted],
             released_slots=array("i", [sequence.slot for sequence in self.released]).tobytes(),
             fresh=fresh,
+            edge_epoch=edge_epoch,
         )
         sent = SentPlan(
             plan_id=plan_id,

@@ -338,7 +338,13 @@ class Scheduler:
             if not sequence.was_scheduled or sequence.sampling.needs_masks:
                 self._announce(sequence)
         self._last_plan_id += 1
-        plan, sent = draft.build(self._epoch, self._last_plan_id, repeat, self._is_fresh)
+        plan, sent = draft.build(
+            self._epoch,
+            self._last_plan_id,
+            repeat,
+            self._is_fresh,
+            edge_epoch=self._lives["detokenizer"],
+        )
         self._is_fresh = False
         self._in_flight.add(sent)
         self.outgoing.append(("gpu_worker", plan))

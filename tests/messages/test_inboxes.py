@@ -12,6 +12,7 @@ from pillion.messages import inboxes
 from pillion.messages.base import EdgeMessage, RingMessage
 from pillion.messages.codec import Codec
 from pillion.messages.control import Shutdown
+from pillion.messages.steps import StepPlan
 
 RING = {
     "scheduler": inboxes.SchedulerInbox,
@@ -172,10 +173,25 @@ def test_every_message_between_actors_that_has_an_epoch_says_whose() -> None:
             for field in msgspec.structs.fields(kind)
             if field.required and field.name not in ("actor", "epoch")
         }
-        life = inboxes.life_in(
-            kind(**{name: fields[name] for name in kind.__struct_fields__ if name in fields})
-        )
+        message = kind(**{name: fields[name] for name in kind.__struct_fields__ if name in fields})
+        life = inboxes.life_in(message)
         assert life is not None, kind
         assert life[0] in RING
         assert life[1] == 7
+        assert life in inboxes.lives_in(message)
     assert inboxes.life_in(Shutdown()) is None
+    assert inboxes.lives_in(Shutdown()) == ()
+
+
+def test_a_plan_gives_word_of_the_edge_too() -> None:
+    plan = StepPlan(
+        epoch=3,
+        plan_id=1,
+        repeat=1,
+        slots=b"",
+        generations=b"",
+        starts=b"",
+        num_tokens=b"",
+        edge_epoch=5,
+    )
+    assert inboxes.lives_in(plan) == (("scheduler", 3), ("detokenizer", 5))

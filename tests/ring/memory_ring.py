@@ -16,7 +16,7 @@ import msgspec
 
 from pillion.messages.base import RingMessage
 from pillion.messages.codec import Codec
-from pillion.messages.inboxes import life_in
+from pillion.messages.inboxes import lives_in
 from pillion.runtime.lives import Lives
 
 NS_PER_US = 1_000
@@ -202,10 +202,10 @@ class RingSimulation:
 
     def _take(self, actor: Actor, message: RingMessage) -> None:
         """What was said before a peer's new life is for its old one."""
-        life = life_in(message)
-        if life is not None and life[1] > actor.peers[life[0]]:
-            self._post(actor)
-            actor.peers.adopt(*life)
+        for name, epoch in lives_in(message):
+            if epoch > actor.peers[name]:
+                self._post(actor)
+                actor.peers.adopt(name, epoch)
         actor.core.on_message(message, self.now_ns)
 
     def _post(self, actor: Actor) -> None:

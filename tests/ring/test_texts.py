@@ -17,6 +17,7 @@ from text_clients import Asked, TextClients
 
 from pillion.actors.detokenizer.chat_template import ChatTemplate
 from pillion.actors.detokenizer.text_model import TextModel
+from pillion.messages.base import RingMessage
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import GenerateRequest
 from pillion.runtime.outputs import RequestOutput
@@ -65,14 +66,28 @@ def requests(seed: int, vocab_size: int) -> list[GenerateRequest]:
     return made
 
 
+class DeafWorkerEngine(RingEngine[TextClients]):
+    """The launcher's word of new lives never reaches the worker."""
+
+    def tell(self, name: str, message: RingMessage) -> None:
+        if name != "gpu_worker":
+            super().tell(name, message)
+
+
 def play(
-    seed: int, sizes: EngineSizes, pace: Pace, kills: tuple[str, ...], num_kills: int, cancels: int
+    seed: int,
+    sizes: EngineSizes,
+    pace: Pace,
+    kills: tuple[str, ...],
+    num_kills: int,
+    cancels: int,
+    kind: type[RingEngine[TextClients]] = RingEngine,
 ) -> tuple[RingEngine[TextClients], dict[str, Asked]]:
     """All requests, some time apart; nothing may be left at the end."""
     text_model = TextModel(byte_level_tokenizer(), frozenset(), ChatTemplate({}, {}))
     model = FakeModel(sizes.vocab_size, sizes.max_model_len)
     clients = TextClients(text_model, seed)
-    engine = RingEngine(clients, model, seed, sizes, pace)
+    engine = kind(clients, model, seed, sizes, pace)
     chance = random.Random(seed)
     waiting = requests(seed, sizes.vocab_size)[::-1]
     while waiting or (engine.num_kills < num_kills and clients.num_open):
@@ -130,3 +145,11 @@ def test_answers_stay_as_they_are_whoever_dies(name: str, number: int) -> None:
     reasons = [s.stop_reason for one in asked.values() for s in one.output.outputs]
     assert any(isinstance(reason, str) for reason in reasons) or sizes.vocab_size > 12
     assert any(isinstance(reason, int) for reason in reasons)
+
+
+def test_the_worker_knows_of_new_lives_by_the_plans_that_it_gets() -> None:
+    """Its answers would go to nobody, else, when a plan for a new edge is faster than the word of it."""
+    _, wanted = play(7, SIZES[0], PACES[0], (), 0, 0)
+    kills = ("detokenizer", "scheduler")
+    _, asked = play(7, SIZES[0], PACES[0], kills, 20, cancels=0, kind=DeafWorkerEngine)
+    check_same(asked, wanted)
