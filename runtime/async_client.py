@@ -37,7 +37,7 @@ from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.paths import RunDir
-from pillion.runtime.patience import Patience
+from pillion.runtime.patience import REFUSED_PAUSE_S, Patience, was_refused
 from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
 from pillion.runtime.request_batch import RequestBatch
 from pillion.runtime.resumable import Ask, Question
@@ -59,6 +59,7 @@ class AsyncClient:
         fairness_key: str = "",
         connect_timeout: float = 5.0,
         reattach_timeout: float = 60.0,
+        outlive_daemon: bool = False,
     ) -> None:
         """As `Client`, without connecting yet."""
         check_timeout("connect_timeout", connect_timeout)
@@ -68,6 +69,7 @@ class AsyncClient:
         self._fairness_key = fairness_key
         self._connect_timeout = connect_timeout
         self._reattach_timeout = reattach_timeout
+        self._outlive_daemon = outlive_daemon
         self._ids = itertools.count()
         self._connection: AsyncConnection | None = None
         self._opening: asyncio.Lock | None = None
@@ -251,7 +253,9 @@ class AsyncClient:
         latest_ns = now_ns() + int(timeout_s * NS_PER_S)
         if until_ns is not None:
             latest_ns = min(latest_ns, until_ns)
-        patience = Patience(self._path, latest_ns)
+        patience = Patience(self._path, latest_ns, outlive_daemon=self._outlive_daemon)
+        if was_refused(self._connection):
+            await asyncio.sleep(REFUSED_PAUSE_S)
         while True:
             try:
                 return await self._connect_once()
@@ -274,7 +278,11 @@ class AsyncClient:
             self._check_open()
             if self._connection is None or self._connection.lost is not None:
                 self._connection = await AsyncConnection.open(
-                    self._path, self._client_name, self._fairness_key, self._connect_timeout
+                    self._path,
+                    self._client_name,
+                    self._fairness_key,
+                    self._connect_timeout,
+                    outlives_daemon=self._outlive_daemon,
                 )
                 if self._closed:  # meanwhile, by another task
                     self._connection.close()

@@ -22,6 +22,7 @@ from pillion.runtime.client_connection import (
     connect_failure,
     connection_failed,
     hello_frame,
+    is_ending,
     not_understood,
 )
 from pillion.runtime.client_requests import encode_frame
@@ -34,8 +35,9 @@ _BACKLOG_RETRY_S: Final = 0.01
 class AsyncConnection(asyncio.Protocol):
     """A greeted connection. Replies go to the sinks of their requests, on the loop's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, outlives_daemon: bool) -> None:
         """Use `open`."""
+        self._outlives_daemon = outlives_daemon
         self._codec: Codec[DaemonToClient] = Codec(DaemonToClient)
         self._frames = FrameBuffer()
         self._sinks: dict[str, Sink] = {}
@@ -49,16 +51,24 @@ class AsyncConnection(asyncio.Protocol):
 
     @classmethod
     async def open(
-        cls, path: Path, client_name: str, fairness_key: str, timeout_s: float
+        cls,
+        path: Path,
+        client_name: str,
+        fairness_key: str,
+        timeout_s: float,
+        *,
+        outlives_daemon: bool = False,
     ) -> "AsyncConnection":
-        """Connects and greets. Raises DaemonUnavailable after `timeout_s` at the latest."""
+        """As `Connection`. Raises DaemonUnavailable after `timeout_s` at the latest."""
         loop = asyncio.get_running_loop()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
         try:
             async with asyncio.timeout(timeout_s):
                 await _connect(connection, os.fspath(path))
-                _, self = await loop.create_unix_connection(cls, sock=connection)
+                _, self = await loop.create_unix_connection(
+                    lambda: cls(outlives_daemon), sock=connection
+                )
         except OSError as error:  # TimeoutError is one
             connection.close()
             raise connect_failure(path, error) from error
@@ -172,6 +182,9 @@ class AsyncConnection(asyncio.Protocol):
                 self._welcome.set_exception(error)
             return
         if isinstance(reply, Welcome):
+            return
+        if self._outlives_daemon and is_ending(reply):
+            self._end(ConnectionLost(reply.message, refused=True))
             return
         sink = self._sinks.get(reply.client_request_id)
         if sink is not None:

@@ -110,7 +110,7 @@ class AsyncRequestExchange:
             self._replies = asyncio.Queue()
             try:
                 for request_id, entry in list(self._open.items()):
-                    again = entry.again(lost.reason, now_ns())
+                    again = entry.again(lost, now_ns())
                     await connection.submit(request_id, again, self._replies.put_nowait)
                 return
             except DaemonUnavailable as error:

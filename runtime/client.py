@@ -34,7 +34,7 @@ from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.paths import RunDir
-from pillion.runtime.patience import Patience
+from pillion.runtime.patience import REFUSED_PAUSE_S, Patience, was_refused
 from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
 from pillion.runtime.request_batch import DEFAULT_WINDOW, RequestBatch
 from pillion.runtime.request_exchange import RequestExchange
@@ -59,12 +59,15 @@ class Client:
         fairness_key: str = "",
         connect_timeout: float = 5.0,
         reattach_timeout: float = 60.0,
+        outlive_daemon: bool = False,
     ) -> None:
         """Connects to the daemon of this name, or to a socket path (anything with a slash).
 
         Clients with the same `fairness_key` share one fair share. Raises DaemonUnavailable within
         `connect_timeout` seconds. A connection that is lost later is opened again, and what is open goes on
-        there, if the daemon takes connections again within `reattach_timeout` seconds.
+        there, if the daemon takes connections again within `reattach_timeout` seconds. With `outlive_daemon`
+        that also holds for a daemon that was stopped or has failed and is started again with the same model;
+        without it what is open ends with the daemon.
         """
         check_timeout("connect_timeout", connect_timeout)
         check_timeout("reattach_timeout", reattach_timeout)
@@ -77,6 +80,7 @@ class Client:
         self._pid = os.getpid()
         self._connection: Connection | None = None
         self._reattach_timeout = reattach_timeout
+        self._outlive_daemon = outlive_daemon
         self._closed = False
         self._closing = threading.Event()
         self._connect_within(connect_timeout, None)
@@ -296,7 +300,9 @@ class Client:
         latest_ns = now_ns() + int(timeout_s * NS_PER_S)
         if until_ns is not None:
             latest_ns = min(latest_ns, until_ns)
-        patience = Patience(self._path, latest_ns)
+        patience = Patience(self._path, latest_ns, outlive_daemon=self._outlive_daemon)
+        if was_refused(self._connection):
+            self._closing.wait(REFUSED_PAUSE_S)
         while True:
             try:
                 return self._connect_once()
@@ -315,7 +321,11 @@ class Client:
             self._check_open()
             if self._connection is None or self._connection.lost is not None:
                 self._connection = Connection(
-                    self._path, self._client_name, self._fairness_key, self._connect_timeout
+                    self._path,
+                    self._client_name,
+                    self._fairness_key,
+                    self._connect_timeout,
+                    outlives_daemon=self._outlive_daemon,
                 )
                 if self._closed:  # meanwhile, by another thread
                     self._connection.close()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 import msgspec
 
@@ -33,10 +33,12 @@ class ConnectionLost:
     """Told to every open request when its connection ends.
 
     `final`: it was ended on purpose, or the other side makes no sense; another connection is no remedy.
+    `refused`: the daemon is ending, and this client waits for the next one.
     """
 
     reason: str
     final: bool = False
+    refused: bool = False
 
     def error(self) -> DaemonUnavailable:
         """The exception that tells a caller of it."""
@@ -59,6 +61,11 @@ def not_understood(error: Exception) -> ConnectionLost:
     """The end that a daemon's nonsense brings."""
     reason = f"the daemon sent something that this client does not understand: {error}"
     return ConnectionLost(reason, final=True)
+
+
+def is_ending(reply: DaemonToClient) -> TypeGuard[RequestFailed]:
+    """Whether this is how a daemon that ends answers what is open, and what still comes."""
+    return isinstance(reply, RequestFailed) and reply.code == "unavailable"
 
 
 Reply = DaemonToClient | ConnectionLost
@@ -120,8 +127,19 @@ class Connection:
     the connection ends, for whatever reason, each open one gets ConnectionLost at once.
     """
 
-    def __init__(self, path: Path, client_name: str, fairness_key: str, timeout_s: float) -> None:
-        """Connects and greets. Raises DaemonUnavailable after `timeout_s` at the latest."""
+    def __init__(
+        self,
+        path: Path,
+        client_name: str,
+        fairness_key: str,
+        timeout_s: float,
+        *,
+        outlives_daemon: bool = False,
+    ) -> None:
+        """Connects and greets. Raises DaemonUnavailable after `timeout_s` at the latest.
+
+        `outlives_daemon`: leave a daemon that is ending, in place of telling requests of it.
+        """
         self._codec: Codec[DaemonToClient] = Codec(DaemonToClient)
         self._frames = FrameBuffer()
         # Shared without a lock: a garbage collector may drop a stream, and so cancel its request, in the
@@ -129,6 +147,7 @@ class Connection:
         self._sinks: dict[str, Sink] = {}
         self._to_cancel: deque[str] = deque()
         self._send_lock = threading.Lock()
+        self._outlives_daemon = outlives_daemon
         self._lost: ConnectionLost | None = None
         self._socket = open_socket(path, timeout_s)
         try:
@@ -246,6 +265,9 @@ class Connection:
     def _dispatch(self, payload: bytes) -> None:
         reply = self._codec.decode(payload)
         if isinstance(reply, Welcome):
+            return
+        if self._outlives_daemon and is_ending(reply):
+            self._end(ConnectionLost(reply.message, refused=True))
             return
         sink = self._sinks.get(reply.client_request_id)
         if sink is not None:

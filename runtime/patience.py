@@ -6,12 +6,16 @@ import socket
 from pathlib import Path
 from typing import Final
 
+from pillion.runtime.async_connection import AsyncConnection
+from pillion.runtime.client_connection import Connection
 from pillion.runtime.clock import NS_PER_S
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.paths import RunDir
 
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 0.25
+# A daemon that refuses because it is ending is asked again only so much later.
+REFUSED_PAUSE_S: Final = 0.25
 
 
 class Patience:
@@ -35,6 +39,11 @@ class Patience:
             raise error
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
         return min(pause_s, (self._until_ns - now_ns) / NS_PER_S)
+
+
+def was_refused(connection: Connection | AsyncConnection | None) -> bool:
+    """Whether the last connection was left because the daemon is ending."""
+    return connection is not None and connection.lost is not None and connection.lost.refused
 
 
 def launcher_lives(directory: RunDir) -> bool:

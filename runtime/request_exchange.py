@@ -108,7 +108,7 @@ class RequestExchange:
             self._replies = SimpleQueue()
             try:
                 for request_id, entry in self._open.items():
-                    again = entry.again(lost.reason, now_ns())
+                    again = entry.again(lost, now_ns())
                     self._connection.submit(request_id, again, self._replies.put)
                 return
             except DaemonUnavailable as error:

@@ -69,17 +69,18 @@ class Resumable:
             self._num_cached_tokens = chunk.num_cached_tokens
             self._cache_miss_reason = chunk.cache_miss_reason
 
-    def again(self, reason: str, now_ns: int) -> GenerateRequest:
-        """What asks for the rest after the connection was lost for this reason.
+    def again(self, lost: ConnectionLost, now_ns: int) -> GenerateRequest:
+        """What asks for the rest after the connection was lost.
 
         Raises DaemonUnavailable if the request seems to be the cause of the losses.
         """
-        soon = now_ns - self._last_sent_ns < SOON_NS
-        self._num_losses = self._num_losses + 1 if soon else 1
+        if now_ns - self._last_sent_ns >= SOON_NS:
+            self._num_losses = 0
+        self._num_losses += not lost.refused
         if self._num_losses > MAX_LOSSES:
             raise DaemonUnavailable(
                 f"the connection was lost {self._num_losses} times before anything came of this request, so it"
-                f" is not sent again: {reason}"
+                f" is not sent again: {lost.reason}"
             )
         self._last_sent_ns = now_ns
         elapsed_ms = (now_ns - self._first_sent_ns) // NS_PER_MS
@@ -112,7 +113,7 @@ class Question:
     def note(self, chunk: GenerateChunk) -> None:
         """A chunk is no reply to a question: nothing of it is kept."""
 
-    def again(self, reason: str, now_ns: int) -> Ask:
+    def again(self, lost: ConnectionLost, now_ns: int) -> Ask:
         """The same request."""
         return self.request
 

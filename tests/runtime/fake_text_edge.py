@@ -73,6 +73,7 @@ class FakeTextEdge:
         self.path = path
         self.greeting = greeting
         self.model_name = "fake"
+        self.refuses = False  # as a daemon that is ending
         self.requests: list[GenerateRequest] = []
         self.hellos: list[Hello] = []
         self.cancelled: list[str] = []
@@ -95,6 +96,18 @@ class FakeTextEdge:
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(DEADLINE_S)
             assert not self._thread.is_alive()
+
+    def drain(self) -> None:
+        """From now on everything is refused; what is open ends."""
+
+        async def refuse() -> None:
+            self.refuses = True
+            for session in list(self._sessions):
+                for request_id, task in list(session.tasks.items()):
+                    task.cancel()
+                    await session.send(_refusal(request_id))
+
+        asyncio.run_coroutine_threadsafe(refuse(), self._loop).result(DEADLINE_S)
 
     def hang_up_on_all(self) -> None:
         """Closes every connection, and goes on listening."""
@@ -156,6 +169,9 @@ class FakeTextEdge:
             case Hello():
                 self.hellos.append(message)
                 await self._greet(session)
+            case GenerateRequest(client_request_id=request_id) if self.refuses:
+                self._note(lambda: self.requests.append(message))
+                await session.send(_refusal(request_id))
             case GenerateRequest(client_request_id=request_id):
                 task = asyncio.create_task(self._answer(session, message))
                 session.tasks[request_id] = task
@@ -384,6 +400,12 @@ class FakeTextEdge:
                 if self.hang_up_after is not None:
                     self.hang_up_after -= 1
                 await asyncio.sleep(0)
+
+
+def _refusal(request_id: str) -> RequestFailed:
+    return RequestFailed(
+        client_request_id=request_id, code="unavailable", message="the daemon is stopping"
+    )
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from fake_text_edge import DEADLINE_S, FakeTextEdge, fake_launcher
 
 from pillion.messages.sampling import SamplingParams
 from pillion.runtime.client import AsyncClient, Client
-from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.errors import DaemonUnavailable, RequestError
 
 PROMPT = "one two three four five"
 IDS = [3, 3, 5, 4, 4]
@@ -184,6 +184,58 @@ def test_another_model_does_not_go_on(client: Client, edge: FakeTextEdge) -> Non
     edge.hang_up_on_all()
     with pytest.raises(DaemonUnavailable, match=r"served 'fake' and is gone.* serves 'another'"):
         next(stream)
+
+
+def test_a_daemon_that_ends_is_not_asked_again(
+    client: Client, edge: FakeTextEdge, launcher: None
+) -> None:
+    stream = client.generate("NEVER", stream=True)
+    next(stream)
+    edge.drain()
+    with pytest.raises(RequestError, match="the daemon is stopping") as caught:
+        next(stream)
+    assert caught.value.code == "unavailable"
+    with pytest.raises(RequestError, match="the daemon is stopping"):
+        client.generate("a")
+    assert len(edge.requests) == 2
+    assert len(edge.hellos) == 1
+
+
+def test_a_client_may_outlive_its_daemon(edge: FakeTextEdge) -> None:
+    with Client(outlive_daemon=True) as client, ThreadPoolExecutor(3) as pool:
+        stream = client.generate("NEVER", stream=True)
+        next(stream)
+        edge.drain()
+        calls = [
+            pool.submit(next, stream),
+            pool.submit(client.generate, PROMPT),
+            pool.submit(client.generate, ["a", "b"]),
+        ]
+        edge.wait("refusals of a while", lambda: len(edge.requests) >= 8)
+        edge.stop()
+        edge = FakeTextEdge(edge.path)
+        answer, answers = calls[1].result(DEADLINE_S), calls[2].result(DEADLINE_S)
+        assert answer.outputs[0].text == PROMPT + " "
+        assert [one.outputs[0].text for one in answers] == ["a ", "b "]
+        edge.wait("the stream", lambda: len(edge.requests) == 4)
+        assert len(edge.hellos) == 1
+        client.close()
+        with pytest.raises(DaemonUnavailable, match="the client was closed"):
+            calls[0].result(DEADLINE_S)
+    edge.stop()
+
+
+async def test_asyncio_client_may_outlive_its_daemon(edge: FakeTextEdge) -> None:
+    async with AsyncClient(outlive_daemon=True) as client:
+        await client.welcome()
+        await asyncio.to_thread(edge.drain)
+        call = asyncio.ensure_future(client.generate(PROMPT))
+        await asyncio.to_thread(edge.wait, "refusals", lambda: len(edge.requests) >= 3)
+        await asyncio.to_thread(edge.stop)
+        edge = await asyncio.to_thread(FakeTextEdge, edge.path)
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await call).outputs[0].text == PROMPT + " "
+        await asyncio.to_thread(edge.stop)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -5,10 +5,12 @@ import pytest
 from pillion.messages.codec import pack_ids, unpack_ids
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import GenerateChunk, GenerateRequest
+from pillion.runtime.client_connection import ConnectionLost
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.resumable import MAX_LOSSES, SOON_NS, Resumable
 
 MS = 10**6
+LOST = ConnectionLost("the edge died")
 
 
 def chunk(
@@ -28,7 +30,7 @@ def test_what_has_come_is_told() -> None:
     request.note(chunk(1, "hé", (1, 2), num_cached_tokens=7, cache_miss_reason="short"))
     request.note(chunk(1, "llo", (3,), finish_reason="stop"))
     request.note(chunk(0, "", (4,)))
-    again = request.again("lost", 120 * MS)
+    again = request.again(LOST, 120 * MS)
     assert again.resume is not None
     first, second, third = again.resume.samples
     assert (unpack_ids(first.token_ids), first.num_chars, first.finish_reason) == ([4], 0, None)
@@ -41,7 +43,7 @@ def test_what_has_come_is_told() -> None:
 
 
 def test_a_deadline_that_has_passed_ends_the_request_there() -> None:
-    assert resumable(deadline_ms=5).again("lost", 50 * MS).deadline_ms == 1
+    assert resumable(deadline_ms=5).again(LOST, 50 * MS).deadline_ms == 1
 
 
 def test_the_seed_is_known_from_the_start() -> None:
@@ -49,7 +51,7 @@ def test_the_seed_is_known_from_the_start() -> None:
     seeds = [each.request.sampling_params.seed for each in (one, other)]  # type: ignore[union-attr]
     assert None not in seeds
     assert seeds[0] != seeds[1]
-    assert one.again("lost", 0).sampling_params == one.request.sampling_params
+    assert one.again(LOST, 0).sampling_params == one.request.sampling_params
     own = SamplingParams(seed=5)
     assert resumable(sampling_params=own).request.sampling_params == own
 
@@ -57,13 +59,16 @@ def test_the_seed_is_known_from_the_start() -> None:
 def test_a_request_that_may_be_the_cause_is_not_sent_for_ever() -> None:
     request = resumable()
     for _ in range(MAX_LOSSES):
-        request.again("the edge died", 0)
+        request.again(LOST, 0)
     with pytest.raises(DaemonUnavailable, match=r"lost 6 times .*: the edge died"):
-        request.again("the edge died", 0)
+        request.again(LOST, 0)
     request = resumable()
     for number in range(100):
-        request.again("now and then", number * SOON_NS)
+        request.again(LOST, number * SOON_NS)
     request = resumable()
     for _ in range(100):
-        request.again("but it gets on", 0)
+        request.again(LOST, 0)
         request.note(chunk(0, "a", (1,)))
+    request = resumable()
+    for _ in range(100):
+        request.again(ConnectionLost("the daemon is stopping", refused=True), 0)

@@ -15,9 +15,11 @@ from pillion.messages.codec import unpack_ids
 from pillion.messages.ids import FINISH_LENGTH, FINISH_STOP
 from pillion.messages.requests import AbortRequest, NewRequest
 from pillion.messages.sampling import SamplingParams
-from pillion.messages.text import GenerateChunk
+from pillion.messages.text import GenerateChunk, GenerateRequest
+from pillion.runtime.client_connection import ConnectionLost
 from pillion.runtime.outputs import CompletionOutput
 from pillion.runtime.request_assembly import RequestAssembly
+from pillion.runtime.resumable import Resumable
 
 CHAT = [{"role": "user", "content": "hi"}]
 TOOLS = [
@@ -234,3 +236,40 @@ def test_a_template_without_tools_gets_them_in_words(text_model: TextModel) -> N
     assert "Result of run: done" in prompt
     sample = say(rig, admitted, '[{"name": "run", "arguments": {}}]', FINISH_STOP)
     assert (sample.finish_reason, sample.tool_calls[0].name) == ("tool_calls", "run")
+
+
+def test_an_answer_goes_on_at_another_edge_wherever_it_was_cut(model: TextModel) -> None:
+    text = f"<think>Hm, é.</think>{TWO_CALLS}"
+    ids = [*model.tokenizer.encode(text, add_special_tokens=False), next(iter(model.end_ids))]
+    rigs = [EdgeRig(model, epoch=epoch, max_model_len=4096) for epoch in (1, 2)]
+    for rig in rigs:
+        rig.connect()
+    whole = say(rigs[0], ask(rigs[0]), text, FINISH_STOP)
+    for cut in range(0, len(ids), 3):
+        params = SamplingParams(max_tokens=None, seed=1)
+        request = Resumable(
+            GenerateRequest(
+                client_request_id=f"c{cut}",
+                messages=CHAT,
+                parse_output=True,
+                tools=TOOLS,
+                sampling_params=params,
+            ),
+            0,
+        )
+        chunks: list[GenerateChunk] = []
+        for life, rig in enumerate(rigs):
+            rig.send(1, request.again(ConnectionLost("lost"), 0) if life else request.request)
+            (admitted,) = rig.take_ring(NewRequest)
+            start = len(admitted.prompt_token_ids) // 4
+            for place in range(cut if life else 0, len(ids) if life else cut):
+                code = FINISH_STOP if place == len(ids) - 1 else 0
+                rig.step((admitted.request_id, start + place, [ids[place]], code))
+            for chunk in rig.take():
+                request.note(chunk)
+                chunks.append(chunk)
+        got = answer(chunks)
+        assert (got.text, got.reasoning) == (whole.text, whole.reasoning)
+        assert got.finish_reason == whole.finish_reason
+        calls = [(call.name, call.arguments) for call in got.tool_calls]
+        assert calls == [(call.name, call.arguments) for call in whole.tool_calls]

@@ -20,6 +20,7 @@ from pillion.messages.text import (
     RequestFailed,
     Resume,
 )
+from pillion.runtime.client_connection import ConnectionLost
 from pillion.runtime.resumable import Resumable
 
 NewEdge = Callable[[], EdgeRig]
@@ -54,7 +55,7 @@ class Client:
         return admitted
 
     def resume(self, rig: EdgeRig) -> NewRequest:
-        rig.send(1, self.resumable.again("lost", rig.now_ns))
+        rig.send(1, self.resumable.again(ConnectionLost("lost"), rig.now_ns))
         (admitted,) = rig.take_ring(NewRequest)
         return admitted
 
