@@ -10,6 +10,8 @@ def find_marker(text: str, markers: Sequence[str]) -> tuple[int, str | None]:
     place certainly belongs to no marker.
     """
     found: tuple[int, str | None] = (len(text), None)
+    if not any(marker[0] in text for marker in markers):
+        return found  # nearly every token
     for marker in markers:
         at = text.find(marker)
         if at >= 0 and (at < found[0] or (at == found[0] and len(marker) > len(found[1] or ""))):
@@ -22,8 +24,3 @@ def find_marker(text: str, markers: Sequence[str]) -> tuple[int, str | None]:
         if any(marker.startswith(tail) for marker in markers):
             return start, None
     return len(text), None
-
-
-def may_begin(text: str, marker: str) -> bool:
-    """Whether a text that goes on may begin with the marker."""
-    return marker.startswith(text) or text.startswith(marker)

@@ -117,11 +117,12 @@ class ParsedOutput:
     def take(self) -> OutputParts:
         """What the client does not have yet."""
         self._join_arguments()
-        parts = OutputParts(
-            "".join(self._pieces["content"]), "".join(self._pieces["reasoning"]), self._calls
-        )
-        self._pieces = {"content": [], "reasoning": []}
-        self._calls = []
+        content, reasoning = self._pieces["content"], self._pieces["reasoning"]
+        parts = OutputParts("".join(content), "".join(reasoning), self._calls)
+        content.clear()
+        reasoning.clear()
+        if self._calls:
+            self._calls = []
         return parts
 
     def _text(self, kind: _Kind, text: str) -> None:

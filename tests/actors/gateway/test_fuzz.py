@@ -8,14 +8,19 @@ from gateway_rig import GatewayRig, StartRig
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pillion.actors.gateway.openai_requests import ChatCompletionRequest, CompletionRequest
 from pillion.actors.gateway.routes import ROUTES
 
 DEADLINE_S = 10.0
 POSTS = [spec.path for spec in ROUTES if spec.method == "POST"]
-NAMES = sorted(
-    {*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__} - {"stream"}
-)
+BODIES = [spec.body for spec in ROUTES if spec.body is not None]
+NAMES = sorted({name for body in BODIES for name in body.__struct_fields__} - {"stream"})
+# What some route cannot do without.
+NEEDED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "word"}],
+    "prompt": "word",
+    "input": "word",
+    "max_tokens": 5,
+}
 
 scalars = (
     st.none()
@@ -33,8 +38,8 @@ values = st.recursive(
 )
 # Bodies that are nearly right reach deeper than those that are all wrong.
 nearly = st.fixed_dictionaries(
-    {"messages": st.just([{"role": "user", "content": "word"}]), "prompt": st.just("word")},
-    optional={name: values for name in NAMES if name not in ("messages", "prompt")},
+    {name: st.just(value) for name, value in NEEDED.items()},
+    optional={name: values for name in NAMES if name not in NEEDED},
 )
 headers = st.lists(
     st.tuples(
