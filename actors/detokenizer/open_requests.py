@@ -115,6 +115,11 @@ class OpenSample:
         return self.parser is not None and self.parser.in_reasoning
 
     @property
+    def is_full(self) -> bool:
+        """Whether all calls that are wanted have been made, so that nothing more can count."""
+        return self.parsed is not None and self.parsed.full
+
+    @property
     def has_news(self) -> bool:
         """Whether there is text that the client does not have."""
         return bool(self.pieces) or (self.parsed is not None and self.parsed.has_news)

@@ -109,7 +109,7 @@ class StepRows:
             )
 
     def _take_tokens(self, sample: OpenSample, new: list[int], code: int, now_ns: int) -> bool:
-        """Takes new tokens; True if a stop string has ended the sample."""
+        """Takes new tokens; True if a stop string, or the only call that is wanted, has ended the sample."""
         last = len(new) - 1
         for place, token_id in enumerate(new):
             if (
@@ -120,7 +120,7 @@ class StepRows:
                 sample.take_silent(token_id)
                 return False
             stop = sample.take(token_id)
-            if stop is not None:
+            if stop is not None or sample.is_full:
                 self._stop_at(sample, stop, not code, now_ns)
                 return True
         return False
@@ -142,7 +142,7 @@ class StepRows:
             error = step.output.errors.get(row, "the engine gave no reason")
         self._book.end_sample(sample, reason, step.now_ns, stop_reason, error)
 
-    def _stop_at(self, sample: OpenSample, stop: str, still_runs: bool, now_ns: int) -> None:
+    def _stop_at(self, sample: OpenSample, stop: str | None, still_runs: bool, now_ns: int) -> None:
         if still_runs:
             abort = AbortRequest(
                 epoch=self._epoch, sequence_ids=[sample.sequence_id], reason="stop"

@@ -156,6 +156,8 @@ def test_one_call_is_enough_where_calls_may_not_be_parallel(rig: EdgeRig) -> Non
     sample = say(rig, ask(rig, parallel_tool_calls=False), TWO_CALLS, FINISH_STOP)
     assert [call.name for call in sample.tool_calls] == ["get_weather"]
     assert sample.finish_reason == "tool_calls"
+    (abort,) = rig.take_ring(AbortRequest)
+    assert abort.reason == "stop", "the model need not say the rest"
 
 
 def test_a_prompt_that_opens_the_reasoning(rig: EdgeRig) -> None:
