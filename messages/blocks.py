@@ -32,6 +32,7 @@ class FindPrefix(RingMessage, frozen=True):
     use_cache: bool = True  # False: open only (prompt logprobs need every position computed)
     adapter: str = ""
     worker_epoch: int = 1
+    wants_answer: bool = True  # False: open only, the sender knows that nothing can be found
 
 
 class PrefixFound(RingMessage, frozen=True):

@@ -246,6 +246,8 @@ class KvManager:
         self._count("prefix_tokens", num_tokens)
         self._count("prefix_cached_tokens", num_cached_tokens)
         self._count(f"prefix_miss_{reason or 'none'}", 1)
+        if not message.wants_answer:
+            return
         self._send(
             PrefixFound(
                 epoch=self._epoch,

@@ -68,14 +68,16 @@ class Admission:
         self._ledger.grow(candidate, self._running.missing_to_start(candidate))
         self._running.admit(candidate)
 
-    def fill_lookahead(self) -> None:
-        """Looks up the prefixes of those who are next, unless the door is closed to all but their betters."""
+    def fill_lookahead(self) -> bool:
+        """Looks up the prefixes of those who are next, unless the door is closed to all but their betters.
+
+        Returns whether one of them is a candidate at once.
+        """
         head = self.misfit()
         running = self._running
         if head is None or (running.sequences and head.num_passed < MAX_PASSED):
-            self._lookahead.fill(running.num_free_slots, self._ledger)
-            return
+            return self._lookahead.fill(running.num_free_slots, self._ledger)
         if not running.sequences and self._leases.is_short:
             # Only the other candidates can still hold what it needs.
             self._lookahead.put_back(self._ledger, keep=head)
-        self._lookahead.fill(running.num_free_slots, self._ledger, head.request.priority)
+        return self._lookahead.fill(running.num_free_slots, self._ledger, head.request.priority)

@@ -28,21 +28,40 @@ class BlockLedger:
     def __init__(self, term: Term, limits: Limits, send: Callable[[RingMessage], None]) -> None:
         self.leases = Leases(term, limits, send)
         self._term = term
-        self._block_size_tokens = limits.block_size_tokens
+        self.block_size_tokens = limits.block_size_tokens
+        self._num_groups = limits.num_groups
         self._send = send
         self._full: dict[Sequence, None] = {}  # have a full block to commit, oldest first
 
-    def open(self, sequence: Sequence) -> None:
-        """Asks for the sequence's cached prefix. A sample that wants prompt logprobs computes all of it."""
+    def open(self, sequence: Sequence) -> PrefixFound | None:
+        """Asks for the sequence's cached prefix. A sample that wants prompt logprobs computes all of it.
+
+        Returns the answer if nothing can be found: then there is none to wait for.
+        """
+        use_cache = sequence.sampling.prompt_logprobs is None or sequence.has_produced
+        miss_reason = "" if use_cache else "request"
+        if sequence.num_tokens <= self.block_size_tokens:
+            miss_reason = "short"
         self._send(
             FindPrefix(
                 epoch=self._term.epoch,
                 sequence_id=sequence.sequence_id,
                 token_ids=sequence.token_ids.tobytes(),
                 salt=sequence.request.salt,
-                use_cache=sequence.sampling.prompt_logprobs is None or sequence.has_produced,
+                use_cache=use_cache,
                 worker_epoch=self._term.worker_epoch,
+                wants_answer=not miss_reason,
             )
+        )
+        if not miss_reason:
+            return None
+        return PrefixFound(
+            epoch=self._term.epoch,
+            sequence_id=sequence.sequence_id,
+            block_ids=[b""] * self._num_groups,
+            num_cached_tokens=0,
+            miss_reason=miss_reason,
+            worker_epoch=self._term.worker_epoch,
         )
 
     def found(self, sequence: Sequence, message: PrefixFound) -> None:
@@ -51,7 +70,7 @@ class BlockLedger:
         cached = message.num_cached_tokens
         sequence.capacity_tokens = cached
         sequence.num_computed_tokens = sequence.num_committed_tokens = cached
-        sequence.next_commit_tokens = cached + self._block_size_tokens
+        sequence.next_commit_tokens = cached + self.block_size_tokens
         sequence.miss_reason = message.miss_reason
 
     def grow(self, sequence: Sequence, num_blocks: int) -> list["array[int]"]:
@@ -59,7 +78,7 @@ class BlockLedger:
         taken = self.leases.take(num_blocks)
         for table, block_ids in zip(sequence.block_ids, taken, strict=True):
             table.extend(block_ids)
-        sequence.capacity_tokens += num_blocks * self._block_size_tokens
+        sequence.capacity_tokens += num_blocks * self.block_size_tokens
         return taken
 
     def note_full(self, sequence: Sequence) -> None:
@@ -78,7 +97,7 @@ class BlockLedger:
         Steps in flight write behind `num_computed_tokens` only, so never into one of these blocks.
         """
         self._full.pop(sequence, None)
-        size = self._block_size_tokens
+        size = self.block_size_tokens
         start = sequence.num_committed_tokens
         end = sequence.num_computed_tokens // size * size
         if end <= start:
@@ -100,7 +119,7 @@ class BlockLedger:
 
     def declare(self, sequences: Iterable[Sequence]) -> None:
         """Tells a new KV manager of all blocks: those of these sequences, and the lease."""
-        size = self._block_size_tokens
+        size = self.block_size_tokens
         leased = [array("i", free) for free in self.leases.begin_again()]
         held: list[HeldSequence] = []
         for sequence in sequences:

@@ -34,29 +34,36 @@ class Lookahead:
 
     def fill(
         self, num_free_slots: int, ledger: BlockLedger, below_priority: int | None = None
-    ) -> None:
-        """Looks up the prefixes of those whose turn comes soon, perhaps only of lower priority numbers."""
-        queue = self._book.queue
+    ) -> bool:
+        """Looks up the prefixes of those whose turn comes soon, perhaps only of lower priority numbers.
+
+        Returns whether one of them is a candidate at once, because it can have no prefix.
+        """
+        queue, found_any = self._book.queue, False
         limit = min(num_free_slots + SPARE_CANDIDATES, MAX_CANDIDATES)
         while (sequence := queue.peek()) is not None:
             if below_priority is not None and sequence.request.priority >= below_priority:
-                return
+                break
             num_candidates = len(self._matching) + len(self._ready)
             if num_candidates >= limit and not self._make_place(sequence, ledger):
-                return
+                break
             queue.pop()
             if not sequence.was_charged:
                 sequence.was_charged = True
                 self._book.fair_share.charge(sequence.request.client, sequence.num_tokens)
             sequence.phase = Phase.MATCHING
             self._matching[sequence.sequence_id] = sequence
-            ledger.open(sequence)
+            found = ledger.open(sequence)
+            if found is not None:
+                self.on_prefix_found(found, ledger)
+                found_any = True
+        return found_any
 
-    def on_prefix_found(self, message: PrefixFound, ledger: BlockLedger) -> Sequence | None:
-        """The answer to FindPrefix; returns the new candidate.
+    def on_prefix_found(self, message: PrefixFound, ledger: BlockLedger) -> None:
+        """The answer to FindPrefix: the sequence is a candidate now.
 
-        A sequence that has ended meanwhile gives its blocks back, and is None. So is one whose turn it is no
-        more, because others are on trial; it queues again.
+        One that has ended meanwhile gives its blocks back. So does one whose turn it is no more, because
+        others are on trial; it queues again.
         """
         sequence = self._matching.pop(message.sequence_id, None)
         if sequence is None:
@@ -65,18 +72,18 @@ class Lookahead:
         if sequence.outcome is not None:
             ledger.release(sequence)
             sequence.phase = Phase.CLOSED
-            return None
+            return
         if not self._book.may_run(sequence):
             ledger.release(sequence)
             self._book.requeue(sequence)
-            return None
+            return
         sequence.phase = Phase.READY
         place = len(self._ready)
         priority = sequence.request.priority
         while place and self._ready[place - 1].request.priority > priority:
             place -= 1
         self._ready.insert(place, sequence)
-        return sequence
+        self._book.follow(sequence, ledger.block_size_tokens)
 
     def take(self, sequence: Sequence) -> None:
         """The candidate is admitted or has ended."""

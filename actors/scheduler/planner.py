@@ -46,12 +46,16 @@ class Planner:
         # When to come again for slots that nobody waits for; None: there are none, or an answer comes first.
         self.release_due_ns: int | None = None
 
-    def fill_lookahead(self) -> None:
-        """Looks up who is next; but while running sequences starve, nobody else may pin any memory."""
+    def fill_lookahead(self) -> bool:
+        """Looks up who is next; but while running sequences starve, nobody else may pin any memory.
+
+        Returns whether one of them is a candidate at once.
+        """
         if not self._starving:
-            self._admission.fill_lookahead()
-        elif self._leases.is_short:
+            return self._admission.fill_lookahead()
+        if self._leases.is_short:
             self._lookahead.put_back(self._ledger)
+        return False
 
     def wants_step(self, now_ns: int) -> bool:
         """Whether something should be sent to the worker now."""

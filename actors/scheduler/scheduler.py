@@ -119,9 +119,9 @@ class Scheduler:
             planner, ledger = self._engine.planner, self._engine.ledger
             if self._faults.next_trial(self._book.open):
                 self._make_way(planner, ledger)
-            while planner.wants_step(now_ns) and self._send_plan(planner):
-                pass
-            planner.fill_lookahead()
+            self._plan(planner, now_ns)
+            while planner.fill_lookahead():
+                self._plan(planner, now_ns)
             commits_left = ledger.commit_some()
             planner.reconcile_leases()
         self._measure()
@@ -256,9 +256,7 @@ class Scheduler:
         engine = self._engine_now()
         match message:
             case PrefixFound():
-                sequence = self._lookahead.on_prefix_found(message, engine.ledger)
-                if sequence is not None:
-                    self._book.follow(sequence, engine.limits.block_size_tokens)
+                self._lookahead.on_prefix_found(message, engine.ledger)
             case BlockLease():
                 engine.ledger.leases.on_lease(message)
             case RecallLease():
@@ -328,6 +326,10 @@ class Scheduler:
             self._book.requeue(sequence)
         else:
             sequence.phase = Phase.CLOSED
+
+    def _plan(self, planner: Planner, now_ns: int) -> None:
+        while planner.wants_step(now_ns) and self._send_plan(planner):
+            pass
 
     def _send_plan(self, planner: Planner) -> bool:
         planned = planner.plan()

@@ -567,3 +567,12 @@ def test_shutdown_ends_the_loop() -> None:
     assert not bench.kv.finished
     bench.tell(Shutdown())
     assert bench.kv.finished
+
+
+def test_who_knows_that_nothing_can_be_found_gets_no_answer() -> None:
+    bench = Bench(8)
+    assert bench.tell(bench.find_message(1, [1, 2, 3], wants_answer=False)) == []
+    assert set(bench.kv.sequences) == {1}
+    assert bench.kv.counters["prefix_miss_short"] == 1
+    bench.release(1, [])
+    assert not bench.kv.sequences

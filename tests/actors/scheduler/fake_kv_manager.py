@@ -139,6 +139,8 @@ class FakeKvManager:
             self._users[block_id] += 1
         num_tokens = len(blocks) * self._size
         self.open[message.sequence_id] = (message.salt, tokens[:num_tokens], blocks)
+        if not message.wants_answer:
+            return
         self.outgoing.append(
             (
                 "scheduler",

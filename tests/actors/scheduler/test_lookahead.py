@@ -5,6 +5,7 @@ from scheduler_bench import Bench
 
 from pillion.actors.scheduler.lookahead import MAX_CANDIDATES, SPARE_CANDIDATES
 from pillion.messages.blocks import FindPrefix, PrefixFound, ReleaseBlocks
+from pillion.messages.requests import RequestScheduled
 from pillion.runtime.errors import InvariantBroken
 
 
@@ -63,4 +64,28 @@ def test_candidates_unpin_their_prefixes_for_those_that_starve() -> None:
     assert bench.scheduler.counters["preemptions"] == 0
     assert bench.scheduler.counters["finished_length"] == 3
     assert 3 in {message.sequence_id for message in bench.asked(ReleaseBlocks)}
+    bench.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "options", "reason"),
+    [(4, {}, "short"), (9, {"prompt_logprobs": 1}, "request"), (5, {}, None)],
+)
+def test_who_can_have_no_prefix_does_not_wait_for_an_answer(
+    num_tokens: int, options: dict[str, int], reason: str | None
+) -> None:
+    bench = Bench(block_size=4)
+    bench.kv_answers = False
+    bench.submit(100, num_tokens, n=2, **options)
+    (asked, *rest) = bench.asked(FindPrefix)
+    assert asked.wants_answer == (reason is None)
+    assert bool(bench.plans) == (reason is not None)
+    # Its siblings share nothing of a prompt of one block, else they wait for the rest of it.
+    assert len(rest) == (reason == "short")
+    bench.kv_answers = True
+    bench.turn()
+    bench.run()
+    scheduled = bench.told(RequestScheduled)
+    assert scheduled[0].miss_reason == (reason or "cold")
+    assert len(scheduled) == 2
     bench.nothing_is_left()
