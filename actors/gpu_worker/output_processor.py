@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 
 from pillion.actors.gpu_worker.device import Device, Download
 from pillion.actors.gpu_worker.model_executor import ModelOutput
@@ -26,6 +27,7 @@ from pillion.messages.steps import (
     StepTimes,
     TokenMasks,
 )
+from pillion.runtime.clock import now_ns
 
 # Logits of this many bytes exist at once while prompt log-probabilities are computed.
 PROMPT_LOGITS_BYTES: Final = 32 << 20
@@ -164,12 +166,13 @@ class OutputProcessor:
     def collect(
         self, pending: PendingOutput, step: StepIdentity, times: StepTimes | None
     ) -> StepOutput:
-        """The answer of a step; waits until the device has made it."""
+        """The answer of a step; waits until the device has made it. What comes behind counts as output."""
         prompt_logprobs = [
             _prompt_message(rows, download.wait())
             for rows, download in zip(pending.prompt_rows, pending.prompt_logprobs, strict=True)
         ]
         columns = _NO_COLUMNS if pending.columns is None else pending.columns.wait()[0]
+        waited_ns = now_ns()
         # The columns of a graph are padded.
         token_ids, positions, all_finish, valid = columns[:, : len(pending.slots_np)]
         kept = np.flatnonzero(valid)
@@ -183,6 +186,8 @@ class OutputProcessor:
             logprobs = _logprobs_message(
                 pending.logprobs.wait(), pending.logprob_rows_np, kept[~failed], kept
             )
+        if times is not None:
+            times = replace(times, output_ns=times.output_ns + now_ns() - waited_ns)
         return StepOutput(
             epoch=step.epoch,
             step_id=step.step_id,

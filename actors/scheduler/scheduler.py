@@ -65,6 +65,7 @@ class Scheduler:
         self, epoch: int, config: EngineConfig, peer_epochs: Mapping[str, int] | None = None
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
+        self._plans: list[tuple[str, RingMessage]] = []  # of this tick
         self.finished = False
         self.counters: Counters = new_counters()
         self.gauges: Gauges = {}
@@ -122,6 +123,9 @@ class Scheduler:
             self._plan(planner, now_ns)
             while planner.fill_lookahead():
                 self._plan(planner, now_ns)
+            # The worker waits for these, the others do not.
+            self.outgoing[:0] = self._plans
+            self._plans.clear()
             commits_left = ledger.commit_some()
             planner.reconcile_leases()
         self._measure()
@@ -349,7 +353,7 @@ class Scheduler:
         )
         self._is_fresh = False
         self._in_flight.add(sent)
-        self.outgoing.append(("gpu_worker", plan))
+        self._plans.append(("gpu_worker", plan))
         return True
 
     def _announce(self, sequence: Sequence) -> None:
