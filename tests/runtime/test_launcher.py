@@ -86,7 +86,7 @@ def test_without_restarts_the_death_of_any_actor_ends_the_daemon_with_the_cause(
     assert stderr[-1].endswith(f"failed: {victim} (pid {pid}) was killed by SIGKILL")
     if victim != "detokenizer":
         message = f"the engine failed: {victim} (pid {pid}) was killed by SIGKILL"
-        assert f"detokenizer got EngineFailed(message='{message}')" in stderr
+        assert f"detokenizer got EngineFailed(message='{message}', code='internal')" in stderr
     daemon.nothing_is_left()
 
 
