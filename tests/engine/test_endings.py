@@ -18,6 +18,7 @@ pytestmark = pytest.mark.model
 
 START_DEADLINE_S = 120.0
 GONE_DEADLINE_S = 5.0
+SLACK_S = 1.0  # of a machine that does other things
 
 
 class Daemon:
@@ -93,6 +94,14 @@ def test_interrupt_while_loading(daemon: Daemon) -> None:
     daemon.wait_loading()
     os.killpg(daemon.process.pid, signal.SIGINT)
     daemon.process.wait(GONE_DEADLINE_S)
+    daemon.nothing_is_left()
+
+
+def test_a_second_interrupt_while_loading_ends_at_once(daemon: Daemon) -> None:
+    daemon.wait_loading()
+    os.killpg(daemon.process.pid, signal.SIGINT)
+    os.killpg(daemon.process.pid, signal.SIGINT)
+    daemon.process.wait(1.0 + SLACK_S)
     daemon.nothing_is_left()
 
 

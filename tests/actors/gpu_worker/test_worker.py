@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from pillion.actors.gpu_worker.output_processor import PendingOutput
 from pillion.messages.codec import unpack_ids
 from pillion.messages.control import PeerRestarted, Shutdown
 from pillion.messages.ids import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
@@ -377,6 +378,23 @@ class TestRunAhead:
         assert rig.worker.tick(0) is None
         rig.run_dry()
         assert rig.tokens(1000) == rig.model.greedy(prompt(4), 3)
+
+    def test_a_turn_that_only_looks_at_the_device_is_known_as_such(
+        self, make_rig: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = make_rig(steps_in_flight=2)
+        rig.worker.on_message(rig.plan([(0, 0, 4)], new=[rig.new(0, prompt(4))]), 0)
+        with monkeypatch.context() as device_that_works:
+            device_that_works.setattr(PendingOutput, "is_ready", lambda self: False)
+            waits = []
+            for _ in range(3):
+                assert rig.worker.tick(0) == 0
+                waits.append(rig.worker.waits_for_device)
+            assert waits == [False, True, True]
+        rig.worker.tick(0)
+        assert not rig.worker.waits_for_device
+        assert rig.worker.tick(0) is None
+        assert not rig.worker.waits_for_device
 
     @pytest.mark.parametrize("steps_in_flight", [2, 3, 5])
     def test_run_ahead_changes_no_token(self, make_rig: Any, steps_in_flight: int) -> None:
