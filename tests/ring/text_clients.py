@@ -20,6 +20,7 @@ from pillion.messages.text import (
     Hello,
     Welcome,
 )
+from pillion.runtime.client_connection import ConnectionLost
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import InvariantBroken, RequestError
 from pillion.runtime.outputs import RequestOutput
@@ -90,7 +91,7 @@ class TextClients:
                 asked.num_lives += 1
                 # In earnest a client gives up after so many losses in a row; here only time is simulated.
                 asked.resumable._num_losses = 0
-                again = asked.resumable.again("its edge has died", self._now_ns)
+                again = asked.resumable.again(ConnectionLost("died"), self._now_ns)
             self._to_send.append((asked.session_id, again))
 
     def ask(self, request: GenerateRequest) -> None:
