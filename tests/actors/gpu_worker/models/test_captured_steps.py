@@ -16,7 +16,7 @@ from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.codec import pack_ids, unpack_ids
 from pillion.messages.sampling import TokenSampling
-from pillion.messages.steps import NewSequence, StepOutput, StepPlan
+from pillion.messages.steps import NewSequence, StepOutput, StepPlan, TokenMasks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,6 +50,7 @@ def sampling(chance: random.Random) -> TokenSampling:
         logit_bias={},
         allowed_token_ids=[],
         bad_words=[],
+        needs_masks=chance.random() < 0.3,
     )
 
 
@@ -61,6 +62,7 @@ class Tenant:
     generation: int
     blocks: list[int]
     num_prompt: int
+    needs_masks: bool
     num_computed: int = 0
     num_known: int = 0
     ended: bool = False
@@ -73,6 +75,7 @@ class Planner:
     chance: random.Random
     next_plan_id: int = 0
     generation: int = 0
+    num_masked: int = 0  # tokens of rows with masks
     tenants: dict[int, Tenant] = field(default_factory=dict)
     free_blocks: list[int] = field(default_factory=lambda: list(range(LIMITS.num_blocks)))
 
@@ -88,7 +91,7 @@ class Planner:
         rows, budget = [], LIMITS.max_num_batched_tokens
         for slot, tenant in self.tenants.items():
             missing = tenant.num_known - tenant.num_computed
-            if missing == 1 and tenant.num_known > tenant.num_prompt:
+            if missing == 0 or (missing == 1 and tenant.num_known > tenant.num_prompt):
                 rows.append((slot, -1, 1))
             else:
                 length = missing if chance.random() < 0.7 else chance.randrange(1, missing + 1)
@@ -114,12 +117,18 @@ class Planner:
 
     def seat(self, slot: int) -> NewSequence:
         chance = self.chance
+        params = sampling(chance)
         tokens = [chance.randrange(VOCAB_SIZE) for _ in range(chance.choice([1, 5, 30, 80]))]
         count = -(-LIMITS.max_model_len // BLOCK_SIZE)
         blocks, self.free_blocks = self.free_blocks[:count], self.free_blocks[count:]
         self.generation += 1
         self.tenants[slot] = Tenant(
-            slot, self.generation, blocks, len(tokens), num_known=len(tokens)
+            slot,
+            self.generation,
+            blocks,
+            len(tokens),
+            params.needs_masks,
+            num_known=len(tokens),
         )
         return NewSequence(
             sequence_id=self.generation,
@@ -129,19 +138,49 @@ class Planner:
             num_prompt_tokens=len(tokens),
             num_computed_tokens=0,
             block_ids=[pack_ids(blocks)],
-            sampling=sampling(chance),
+            sampling=params,
+        )
+
+    def masks(self) -> TokenMasks:
+        """For some of the rows that need one: a few tokens that depend on the position."""
+        rows = [
+            tenant
+            for tenant in self.tenants.values()
+            if tenant.needs_masks and self.chance.random() < 0.7
+        ]
+        data = b""
+        for tenant in rows:
+            allowed = allowed_tokens(tenant.generation, tenant.num_known)
+            bits = sum(1 << token for token in allowed)
+            data += bits.to_bytes(VOCAB_SIZE // 8, "little")
+        return TokenMasks(
+            epoch=1,
+            slots=pack_ids(tenant.slot for tenant in rows),
+            generations=pack_ids(tenant.generation for tenant in rows),
+            positions=pack_ids(tenant.num_known for tenant in rows),
+            masks=data,
         )
 
     def learn(self, outputs: list[StepOutput]) -> None:
         for output in outputs:
             finish = list(output.finish)
             positions = unpack_ids(output.positions)
-            for slot, position, code in zip(
-                unpack_ids(output.slots), positions, finish, strict=True
+            tokens = iter(unpack_ids(output.token_ids))
+            counts = unpack_ids(output.num_tokens)
+            for slot, position, code, count in zip(
+                unpack_ids(output.slots), positions, finish, counts, strict=True
             ):
+                token_id = next(tokens) if count else None
                 tenant = self.tenants[slot]
+                if tenant.needs_masks and token_id is not None:
+                    assert token_id in allowed_tokens(tenant.generation, position)
+                    self.num_masked += 1
                 tenant.num_computed, tenant.num_known = position, position + 1
                 tenant.ended = code != 0
+
+
+def allowed_tokens(generation: int, position: int) -> set[int]:
+    return set(random.Random(1000 * generation + position).sample(range(VOCAB_SIZE), 12))
 
 
 def build(loaded: LoadedModel, *, with_graphs: bool) -> Worker:
@@ -169,7 +208,8 @@ def build(loaded: LoadedModel, *, with_graphs: bool) -> Worker:
     return stages.worker(1, steps_in_flight=2 if with_graphs else 1)
 
 
-def run(worker: Worker, plan: StepPlan) -> list[StepOutput]:
+def run(worker: Worker, plan: StepPlan, masks: TokenMasks) -> list[StepOutput]:
+    worker.on_message(masks, 0)
     worker.on_message(plan, 0)
     while worker.tick(0) is not None:
         pass
@@ -186,8 +226,8 @@ def test_graphs_that_run_ahead_answer_as_steps_one_by_one(family_name: str, tmp_
     planner = Planner(random.Random(len(family_name)))
     num_tokens = 0
     for _ in range(250):
-        plan = planner.plan()
-        outputs, expected = run(captured, plan), run(plain, plan)
+        plan, masks = planner.plan(), planner.masks()
+        outputs, expected = run(captured, plan, masks), run(plain, plan, masks)
         assert len(outputs) == len(expected)
         for got, want in zip(outputs, expected, strict=True):
             for name in ("sequence_ids", "slots", "positions", "token_ids", "finish"):
@@ -197,6 +237,7 @@ def test_graphs_that_run_ahead_answer_as_steps_one_by_one(family_name: str, tmp_
             num_tokens += len(got.token_ids) // 4
         planner.learn(outputs)
     assert num_tokens > 1000
+    assert planner.num_masked > 100
 
 
 def test_a_model_in_bfloat16_lives_through_it_too(tmp_path: Path) -> None:
@@ -206,6 +247,7 @@ def test_a_model_in_bfloat16_lives_through_it_too(tmp_path: Path) -> None:
     worker = build(loaded, with_graphs=True)
     planner = Planner(random.Random(3))
     for _ in range(250):
-        outputs = run(worker, planner.plan())
+        plan, masks = planner.plan(), planner.masks()
+        outputs = run(worker, plan, masks)
         assert not any(output.errors for output in outputs)
         planner.learn(outputs)
