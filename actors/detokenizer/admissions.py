@@ -231,6 +231,7 @@ class Admissions:
 
     def admit_again(self) -> None:
         """A new term: the scheduler gets every request that is open, with the tokens that its client has."""
+        self._book.grammars.unseat()
         for request in self._book.requests.values():
             if request.admitted is None:
                 continue

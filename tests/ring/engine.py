@@ -99,6 +99,7 @@ class RandomLoad:
                 temperature=chance.choice((0.0, 1.0)),
                 min_tokens=chance.choice((0, 0, 1)),
                 prompt_logprobs=chance.choice((None,) * 9 + (0,)),
+                needs_masks=chance.random() < 0.2,
             ),
             arrival_time_ns=now_ns,
             seeds=[chance.randrange(2**63) for _ in range(n)],

@@ -19,7 +19,7 @@ from pillion.messages.requests import (
     RequestScheduled,
 )
 from pillion.messages.sampling import TokenSampling
-from pillion.messages.steps import StepOutput
+from pillion.messages.steps import StepOutput, TokenMasks
 from pillion.runtime.errors import InvariantBroken
 from pillion.runtime.lives import Lives
 
@@ -39,6 +39,8 @@ class EdgeSample:
     closed_by: set[str] = field(default_factory=set)  # who said that it is over
     num_cached_tokens: int = 0
     miss_reason: str | None = None  # None: not scheduled yet
+    needs_masks: bool = False
+    seat: tuple[int, int, int] | None = None  # the scheduler's epoch, slot, generation
 
 
 class FakeEdge:
@@ -84,6 +86,7 @@ class FakeEdge:
                 expected=expected,
                 expected_finish=reason,
                 deadline_ns=request.deadline_ns,
+                needs_masks=request.sampling.needs_masks,
             )
             self.open_samples.add(request.request_id + sample)
         request = replace(request, epoch=self._epoch, worker_epoch=self._lives["gpu_worker"])
@@ -103,7 +106,7 @@ class FakeEdge:
                 worker_epoch=self._lives["gpu_worker"],
             )
             for sample in samples:
-                sample.miss_reason = None
+                sample.miss_reason = sample.seat = None
             self.outgoing.append(("scheduler", again))
 
     def abort(self, sequence_ids: list[SequenceId]) -> None:
@@ -187,6 +190,8 @@ class FakeEdge:
             )
         sample.token_ids += new
         self.num_tokens += len(new)
+        if finish is None:
+            self._send_mask(sample)
         if sample.token_ids != sample.expected[: len(sample.token_ids)]:
             raise InvariantBroken(
                 f"sequence {sequence_id} says {sample.token_ids}, alone it says {sample.expected}"
@@ -206,10 +211,27 @@ class FakeEdge:
     def _on_scheduled(self, message: RequestScheduled) -> None:
         sample = self.samples[message.sequence_id]
         num_known = len(sample.prompt) + len(sample.token_ids)
-        if sample.miss_reason is not None or message.num_cached_tokens >= num_known:
+        is_again = sample.miss_reason is not None and not sample.needs_masks
+        if is_again or message.num_cached_tokens >= num_known:
             raise InvariantBroken(f"{message} for {sample}")
+        sample.seat = (message.epoch, message.slot, message.generation)
+        self._send_mask(sample)
         sample.num_cached_tokens = message.num_cached_tokens
         sample.miss_reason = message.miss_reason
+
+    def _send_mask(self, sample: EdgeSample) -> None:
+        """Allows everything: what is asked here is whether masks come, and in time."""
+        if not sample.needs_masks or sample.seat is None:
+            return
+        epoch, slot, generation = sample.seat
+        masks = TokenMasks(
+            epoch=epoch,
+            slots=pack_ids([slot]),
+            generations=pack_ids([generation]),
+            positions=pack_ids([len(sample.prompt) + len(sample.token_ids)]),
+            masks=b"",
+        )
+        self.outgoing.append(("gpu_worker", masks))
 
     def _on_closed(self, message: RequestClosed, now_ns: int) -> None:
         sample = self.samples[message.sequence_id]
@@ -266,6 +288,7 @@ def make_sampling(
     temperature: float = 1.0,
     min_tokens: int = 0,
     prompt_logprobs: int | None = None,
+    needs_masks: bool = False,
 ) -> TokenSampling:
     """Sampling parameters as the fake model reads them; all else is neutral."""
     return TokenSampling(
@@ -285,4 +308,5 @@ def make_sampling(
         logit_bias={},
         allowed_token_ids=[],
         bad_words=[],
+        needs_masks=needs_masks,
     )

@@ -24,6 +24,7 @@ from pillion.messages.steps import (
     StepFailure,
     StepOutput,
     StepPlan,
+    TokenMasks,
 )
 from pillion.runtime.errors import InvariantBroken
 
@@ -50,6 +51,7 @@ class FakeRow:
     num_written: int = 0  # by its newest step
     finished: bool = False
     noted_finished: bool = False  # the host knows as well
+    withheld: bool = False  # the last step computed its newest token and sampled nothing
 
 
 @dataclass(slots=True)
@@ -146,9 +148,11 @@ class FakeWorker:
             "rows": 0,
             "repeats": 0,
             "failed_steps": 0,
+            "withheld_rows": 0,
         }
         self.gauges: dict[str, int | float | str] = {}
         self.rows: dict[int, FakeRow] = {}  # by slot
+        self._masks: dict[int, tuple[int, int]] = {}  # slot -> generation, position of the newest
         self.shared: set[tuple[SequenceId, SequenceId]] = set()
         self._model = model
         self._max_num_seqs = max_num_seqs
@@ -184,6 +188,10 @@ class FakeWorker:
                     raise InvariantBroken(f"plan {message.plan_id}, expected {self._next_plan_id}")
                 self._next_plan_id = message.plan_id + 1
                 self._plans.append(message)
+            case TokenMasks():
+                if message.epoch >= self._scheduler_epoch:
+                    self._on_scheduler_epoch(message.epoch)
+                    self._take_masks(message)
             case PeerRestarted():
                 if message.actor == "scheduler":
                     self._on_scheduler_epoch(message.epoch)
@@ -210,6 +218,7 @@ class FakeWorker:
         if epoch > self._scheduler_epoch:
             self._scheduler_epoch = epoch
             self._awaits_fresh_plan = False
+            self._masks.clear()
             self._clear()
 
     def _clear(self) -> None:
@@ -244,6 +253,16 @@ class FakeWorker:
         if self._executions >= plan.repeat:
             self._plan = None
         return True
+
+    def _take_masks(self, message: TokenMasks) -> None:
+        columns = (message.slots, message.generations, message.positions)
+        for slot, generation, position in zip(*map(unpack_ids, columns), strict=True):
+            if generation >= self._masks.get(slot, (0, 0))[0]:
+                self._masks[slot] = (generation, position)
+
+    def _lacks_mask(self, slot: int, row: FakeRow) -> bool:
+        found = self._masks.get(slot)
+        return row.sampling.needs_masks and found != (row.generation, len(row.token_ids))
 
     def _fail(self, step: LaunchedStep, fault: Fault) -> None:
         """The step is answered without rows, and nothing is left of the table."""
@@ -358,9 +377,17 @@ class FakeWorker:
         if self._check_kv:
             for _, row in active:
                 self._check(row)
-        return [
-            self._sample(slot, row) for slot, row in active if row.num_computed == len(row.states)
-        ]
+        samples = []
+        for slot, row in active:
+            if row.num_computed < len(row.states):
+                continue
+            if self._lacks_mask(slot, row):
+                row.withheld = True
+                row.num_computed -= 1
+                self.counters["withheld_rows"] += 1
+            else:
+                samples.append(self._sample(slot, row))
+        return samples
 
     def _compute(self, slot: int, row: FakeRow, start: int, end: int) -> None:
         size = self._pool.block_size
@@ -368,6 +395,10 @@ class FakeWorker:
             raise InvariantBroken(f"row {start}..{end} of {row}")
         if end > len(row.block_ids) * size:
             raise InvariantBroken(f"no blocks for {start}..{end} of {row}")
+        if row.withheld:
+            # It writes what is there already, perhaps in a block that others have found since.
+            row.withheld, row.num_computed, row.num_written = False, end, 0
+            return
         for block_id in row.block_ids[start // size : (end - 1) // size + 1]:
             if self._owners[block_id] != {slot}:
                 raise InvariantBroken(

@@ -52,6 +52,7 @@ def test_every_request_ends_once_with_its_own_tokens_and_nothing_is_left(number:
     # The load has reached what it is for.
     assert min(outcomes[reason] for reason in ("stop", "length", "abort", "timeout")) > 0
     assert engine.worker.shared
+    assert engine.worker.counters["withheld_rows"] > 0
     assert engine.scheduler.counters["preemptions"] > 0
     assert (engine.worker.counters["repeats"] > 0) == (number != 1)
     assert (outcomes["error"] > 0) == (number == 5)

@@ -144,6 +144,12 @@ class GrammarDesk:
         if grammar.mask:
             self._to_send[grammar.sequence_id] = grammar
 
+    def unseat(self) -> None:
+        """The slots that are known are of an engine that is gone; its successor names others."""
+        self._to_send.clear()
+        for grammar in self._followed.values():
+            grammar.seat = None
+
     def on_mask(self, reply: TokenMask) -> bool:
         """Takes a mask; False if it is not of the newest position of an open sequence."""
         self._heard = True

@@ -21,3 +21,11 @@ def test_a_slot_cannot_be_freed_twice() -> None:
     with pytest.raises(InvariantBroken, match="slot 0"):
         slots.free(slot)
     assert slots.num_free == 2
+
+
+def test_generations_go_on_when_all_slots_are_free_again() -> None:
+    slots = SlotTable(2)
+    slots.take()
+    slots.free_all()
+    assert slots.num_free == 2
+    assert slots.take() == (0, 2)

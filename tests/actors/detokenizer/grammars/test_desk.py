@@ -147,6 +147,19 @@ def test_a_sequence_that_is_seated_again_gets_its_mask_again(desk: GrammarDesk) 
     assert rows(desk) == [(2, 0, 100, 10)]
 
 
+def test_nothing_is_sent_to_slots_of_an_engine_that_is_gone(desk: GrammarDesk) -> None:
+    grammar = follow(desk, 5)
+    seat(desk, 5, slot=3)
+    answer(desk, 5, 0)
+    desk.unseat()
+    assert rows(desk) == []
+    add(desk, grammar, 7)
+    answer(desk, 5, 1)
+    assert rows(desk) == []
+    seat(desk, 5, slot=1)
+    assert rows(desk) == [(1, 1, 101, 11)]
+
+
 def test_a_mask_that_a_token_has_overtaken_is_not_sent(desk: GrammarDesk) -> None:
     grammar = follow(desk, 5)
     answer(desk, 5, 0)
