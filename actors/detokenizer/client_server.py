@@ -83,6 +83,10 @@ class ClientConnection(asyncio.Protocol):
         self._transport.close()
         asyncio.get_running_loop().call_later(CLOSING_S, self._transport.abort)
 
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self._transport.abort()
+
 
 class ClientServer:
     """Listens for clients and writes what the edge has for them, one write for each client and turn."""
@@ -120,6 +124,12 @@ class ClientServer:
             connection = self._connections.get(session_id)
             if connection is not None:
                 connection.hang_up()
+
+    def lose(self, session_id: int) -> None:
+        """Closes a connection at once, with whatever has not left."""
+        connection = self._connections.get(session_id)
+        if connection is not None:
+            connection.abort()
 
     async def close(self) -> None:
         """Stops listening, hangs up on everyone and waits until they have their last bytes."""

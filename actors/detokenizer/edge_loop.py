@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pillion
-from pillion.actors.detokenizer.client_server import ClientServer
+from pillion.actors.detokenizer.faults import client_server
 from pillion.actors.detokenizer.grammars.calls import GrammarReply
 from pillion.actors.detokenizer.grammars.link import GrammarLink
 from pillion.actors.detokenizer.job_threads import JobThreads, return_free_memory
@@ -42,7 +42,7 @@ class EdgeLoop:
         self._inbox = context.faults.around(inbox)
         self._post = Post(context.run_dir, context.peer_epochs)
         self._stats = StatsReporter(context.name, context.epoch, self._edge)
-        self._server = ClientServer(self._edge, self._wake)
+        self._server = client_server(context, self._edge, self._wake)
         self._threads = JobThreads(self._loop, self._guarded(self._on_job_done))
         self._grammars = GrammarLink(
             self._loop,

@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pillion.runtime.process import child_environment
 DAEMON = Path(__file__).with_name("fake_worker_daemon.py")
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
+STATISTICS_DEADLINE_S = 5.0
 
 
 @contextlib.contextmanager
@@ -88,3 +90,35 @@ def test_a_request_that_waits_for_a_message_that_is_lost_goes_on(
         (scheduler,) = (a for a in client.status().actors if a.name == "scheduler")
         assert scheduler.restarts == {"hung": 1}
         assert "requests are open and no step was run" in str(scheduler.last_death)
+
+
+def wait_for_requests(client: Client, number: int) -> None:
+    """Until the first life of the edge has counted so many requests: a resumed one counts again."""
+    deadline = time.monotonic() + STATISTICS_DEADLINE_S
+    counted: int | float = 0
+    while counted != number:
+        assert time.monotonic() < deadline, f"{number} requests are counted, {counted} so far"
+        time.sleep(0.05)
+        edge = next(actor for actor in client.status().actors if actor.name == "detokenizer")
+        assert edge.epoch == 1
+        counted = edge.counters["requests_received"]
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("root")
+def test_a_connection_that_breaks_loses_nothing(smollm2_path: Path) -> None:
+    params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+    answers = []
+    for flags in ((), tuple(f"detokenizer:drop_connection={write}" for write in (2, 5, 8, 12))):
+        with (
+            fake_worker_daemon(smollm2_path, fault_flags=flags, max_repeat=1),
+            Client("fake") as client,
+        ):
+            stream = client.generate("The ring", params, stream=True)
+            chunks = [token for new in stream for token in new.outputs[0].token_ids]
+            output = stream.output.outputs[0]
+            assert chunks == list(output.token_ids)
+            answers.append((output.text, output.token_ids, output.finish_reason))
+            wait_for_requests(client, 1 + len(flags))
+    assert len(answers[0][1]) == 100
+    assert answers[0] == answers[1]
