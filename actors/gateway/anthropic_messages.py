@@ -32,6 +32,7 @@ from pillion.actors.gateway.gateway import Gateway, new_id
 from pillion.actors.gateway.http_errors import http_error_of
 from pillion.actors.gateway.sample import Sample
 from pillion.actors.gateway.sampling_fields import make_params
+from pillion.actors.gateway.structure_fields import STRUCTURE, structure_of_format
 from pillion.actors.gateway.usage import UsageCount
 from pillion.messages.codec import num_ids
 from pillion.messages.sampling import SamplingParams
@@ -105,6 +106,9 @@ def _sampling(request: MessagesRequest) -> SamplingParams:
         "top_k": request.top_k,
         "stop": request.stop_sequences,
     }
+    if request.output_config is not None:
+        form, place = request.output_config.format, "output_config.format"
+        fields[STRUCTURE] = structure_of_format(form, place, "output_config")
     return make_params({name: value for name, value in fields.items() if value is not None})
 
 

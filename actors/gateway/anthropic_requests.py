@@ -57,6 +57,9 @@ class AnthropicOutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     effort: Annotated[
         str | None, Meta(description="a variable of the chat template, `reasoning_effort`")
     ] = None
+    format: Annotated[
+        dict[str, Any] | None, Meta(description='`{"type": "json_schema", "schema": ...}`')
+    ] = None
 
 
 class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from pillion.actors.gateway.chat_completions import template_arguments
 from pillion.actors.gateway.events import stream_answers
 from pillion.actors.gateway.exchange import Exchange
 from pillion.actors.gateway.gateway import Gateway, new_id
-from pillion.actors.gateway.http_errors import HttpError, http_error_of, unsupported
+from pillion.actors.gateway.http_errors import HttpError, http_error_of
 from pillion.actors.gateway.response_builder import ResponseBuilder
 from pillion.actors.gateway.response_stream import ResponseStream
 from pillion.actors.gateway.responses_input import (
@@ -23,12 +23,19 @@ from pillion.actors.gateway.responses_input import (
 from pillion.actors.gateway.responses_replies import Response
 from pillion.actors.gateway.responses_requests import ResponsesRequest
 from pillion.actors.gateway.sampling_fields import make_params
+from pillion.actors.gateway.structure_fields import STRUCTURE, structure_of_format
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import GenerateRequest
 from pillion.runtime.errors import DaemonUnavailable, RequestError
 
 _LOGPROBS: Final = "message.output_text.logprobs"
-_RENAMED: Final = {"prompt": "input", "messages": "input"}
+_RENAMED: Final = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    STRUCTURE: "text",
+}
 
 
 async def responses(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
@@ -77,15 +84,12 @@ def _sampling(request: ResponsesRequest) -> SamplingParams:
             fields[name] = getattr(request, name)
     if request.top_logprobs is not None or _LOGPROBS in (request.include or ()):
         fields["logprobs"] = request.top_logprobs or 0
-    kind = ((request.text and request.text.format) or {}).get("type", "text")
-    if kind != "text":
-        raise unsupported("text", f"format of type {kind!r:.80} is not offered by this version")
+    if request.text is not None:
+        fields[STRUCTURE] = structure_of_format(request.text.format, "text.format", "text")
     try:
         return make_params(fields)
     except HttpError as error:
-        error.param = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}.get(
-            error.param or "", error.param
-        )
+        error.param = _RENAMED.get(error.param or "", error.param)
         raise
 
 
@@ -106,6 +110,6 @@ def _begun(model: str, request: ResponsesRequest) -> Response:
         tool_choice=request.tool_choice or "auto",
         parallel_tool_calls=request.parallel_tool_calls is not False,
         reasoning={"effort": effort, "summary": None},
-        text={"format": {"type": "text"}},
+        text={"format": (request.text and request.text.format) or {"type": "text"}},
         metadata=request.metadata or {},
     )

@@ -37,7 +37,10 @@ class ResponseText(msgspec.Struct, frozen=True, kw_only=True):
     """What the text of the answer looks like."""
 
     format: Annotated[
-        dict[str, Any] | None, Meta(description="refused unless its `type` is `text`")
+        dict[str, Any] | None,
+        Meta(
+            description='`{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "schema": ...}`'
+        ),
     ] = None
     verbosity: Annotated[str | None, Meta(description="accepted, has no effect")] = None
 

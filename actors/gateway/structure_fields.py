@@ -45,23 +45,35 @@ def structure_of(request: SamplingFields) -> StructuredOutputsParams | None:
         raise invalid(str(error), name) from error
 
 
-def _of_response_format(response_format: dict[str, Any]) -> StructuredOutputsParams:
-    kind = response_format.get("type")
+def structure_of_format(
+    form: dict[str, Any] | None, place: str, param: str
+) -> StructuredOutputsParams | None:
+    """The form that an object with a `type` and a `schema` asks for. Raises HttpError 400."""
+    kind = (form or {}).get("type", "text")
+    if kind == "text":
+        return None
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True)
     if kind != "json_schema":
         raise invalid(
-            f"response_format.type must be text, json_object or json_schema, got {kind!r:.80}",
-            _RESPONSE_FORMAT,
+            f"{place}.type must be text, json_object or json_schema, got {kind!r:.80}", param
         )
-    described = response_format.get("json_schema")
-    schema = described.get("schema") if isinstance(described, dict) else None
+    schema = (form or {}).get("schema")
     if not isinstance(schema, dict):
         raise invalid(
-            f"response_format.json_schema.schema must be a JSON schema, which is an object, got {schema!r:.80}",
-            _RESPONSE_FORMAT,
+            f"{place}.schema must be a JSON schema, which is an object, got {schema!r:.80}", param
         )
     return StructuredOutputsParams(**_flat({"json": schema}))
+
+
+def _of_response_format(form: dict[str, Any]) -> StructuredOutputsParams | None:
+    """As above, where the schema is one level deeper."""
+    if form.get("type") != "json_schema":
+        return structure_of_format(form, _RESPONSE_FORMAT, _RESPONSE_FORMAT)
+    described = form.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    place = f"{_RESPONSE_FORMAT}.json_schema"
+    return structure_of_format({**form, "schema": schema}, place, _RESPONSE_FORMAT)
 
 
 def _flat(fields: dict[str, Any]) -> dict[str, Any]:

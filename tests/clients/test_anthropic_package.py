@@ -76,6 +76,28 @@ def test_a_conversation_with_tools(client: anthropic.Anthropic) -> None:
     assert answer.content
 
 
+def test_calls_that_must_come(client: anthropic.Anthropic) -> None:
+    schema = TOOL["input_schema"] | {"required": ["city"], "additionalProperties": False}
+    fields: Any = {
+        **GREEDY,
+        "max_tokens": 60,
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [TOOL | {"input_schema": schema}],
+    }
+    for choice in ({"type": "tool", "name": "get_weather"}, {"type": "any"}):
+        fields["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
+        client.messages.create(**fields)  # from now on the prompt is cached, and so alike
+        whole = client.messages.create(**fields)
+        (block,) = whole.content
+        assert block.type == "tool_use"
+        assert (block.name, set(block.input)) == ("get_weather", {"city"})
+        assert whole.stop_reason == "tool_use"
+        with client.messages.stream(**fields) as stream:
+            (streamed,) = stream.get_final_message().content
+        assert streamed.type == "tool_use"
+        assert (streamed.name, streamed.input) == (block.name, block.input)
+
+
 def test_errors(client: anthropic.Anthropic, served: Served) -> None:
     with pytest.raises(anthropic.NotFoundError, match="claude"):
         client.messages.create(model="claude", messages=MESSAGES, max_tokens=1)

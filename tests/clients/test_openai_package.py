@@ -217,6 +217,32 @@ def test_a_conversation_with_tools(client: openai.OpenAI) -> None:
     assert response.output_text == whole.choices[0].message.content
 
 
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_calls_that_must_come(client: openai.OpenAI, choice: Any) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "parameters": {**city, "additionalProperties": False}}
+    fields: Any = {
+        **GREEDY,
+        "max_tokens": 60,
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+    }
+    client.chat.completions.create(**fields)  # from now on the prompt is cached, and so alike
+    whole = client.chat.completions.create(**fields).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    (call,) = whole.message.tool_calls or ()
+    assert set(json.loads(call.function.arguments)) == {"city"}  # type: ignore[union-attr]
+    with client.chat.completions.stream(**fields) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls"
+    (again,) = streamed.message.tool_calls or ()
+    assert again.function.arguments == call.function.arguments  # type: ignore[union-attr]
+
+
 def test_a_stream_that_is_left_ends_in_the_daemon(client: openai.OpenAI, served: Served) -> None:
     stream = client.completions.create(
         prompt="Once", model=MODEL, max_tokens=1000, stream=True, extra_body={"ignore_eos": True}

@@ -9,7 +9,7 @@ from gateway_rig import GatewayRig
 from http_client import Answer
 from msgspec.structs import replace
 
-from pillion.messages.sampling import SamplingParams
+from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
 
 USER = {"role": "user", "content": "two words"}
 TOOL = {"name": "f", "description": "does f", "input_schema": {"type": "object"}}
@@ -184,6 +184,14 @@ async def test_a_conversation_reaches_the_daemon_as_a_chat(rig: GatewayRig) -> N
     assert request.add_generation_prompt
 
 
+async def test_a_schema_reaches_the_daemon(rig: GatewayRig) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    await send(rig, output_config={"format": form})
+    params = rig.edge.requests[0].sampling_params
+    assert params is not None
+    assert params.structured_outputs == StructuredOutputsParams(json='{"type":"object"}')
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
@@ -223,6 +231,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs none"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"temperature": -1}, "temperature"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
 ]
 
 

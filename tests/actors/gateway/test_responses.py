@@ -9,7 +9,7 @@ from gateway_rig import GatewayRig
 from http_client import Answer
 from msgspec.structs import replace
 
-from pillion.messages.sampling import SamplingParams
+from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 
@@ -188,6 +188,15 @@ async def test_a_conversation_reaches_the_daemon_as_a_chat(rig: GatewayRig) -> N
     assert replace(request.sampling_params, seed=None) == expected
 
 
+async def test_a_schema_reaches_the_daemon(rig: GatewayRig) -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    reply = (await send(rig, text={"format": form})).json
+    assert reply["text"] == {"format": form}
+    params = rig.edge.requests[0].sampling_params
+    assert params is not None
+    assert params.structured_outputs == StructuredOutputsParams(json='{"type":"object"}')
+
+
 async def test_log_probabilities_come_if_asked(rig: GatewayRig) -> None:
     reply = (await send(rig, "word", top_logprobs=1)).json
     (part,) = reply["output"][0]["content"]
@@ -212,6 +221,7 @@ WRONG: list[tuple[str, Any]] = [
     ("truncation", "auto"),
     ("tools", [{"type": "web_search"}]),
     ("text", {"format": {"type": "xml"}}),
+    ("text", {"format": {"type": "json_schema"}}),
     ("max_output_tokens", 0),
     ("top_logprobs", 65),
     ("temperature", "hot"),

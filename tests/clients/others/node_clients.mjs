@@ -8,6 +8,8 @@ const messages = [{ role: "user", content: "Name three colours." }];
 const limits = { model, temperature: 0, max_tokens: 24 };
 
 const openai = new OpenAI({ baseURL: `${url}/v1`, apiKey, maxRetries: 0 });
+// From then on the prompt is cached, and answers are the same to the bit.
+await openai.chat.completions.create({ messages, ...limits });
 const whole = await openai.chat.completions.create({ messages, ...limits });
 const text = whole.choices[0].message.content;
 assert(text);
