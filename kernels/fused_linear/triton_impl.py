@@ -125,7 +125,7 @@ def _products(
     return y1, y2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def skinny_linear_kernel(
     x_ptr,
     w_ptr,
@@ -170,7 +170,7 @@ def skinny_linear_kernel(
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def skinny_qkv_kernel(
     x_ptr,
     w_ptr,

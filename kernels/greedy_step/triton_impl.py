@@ -22,7 +22,7 @@ def _best_of_pieces_kernel(
     tl.store(best_id_ptr + row * num_pieces + piece, piece * PIECE + best_id)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _update_kernel(
     best_ptr,
     best_id_ptr,

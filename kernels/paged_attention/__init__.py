@@ -29,8 +29,6 @@ def paged_attention(
     rows: AttentionRows,
     scale: float,
     sliding_window: int | None = None,
-    *,
-    pdl: bool = False,
 ) -> torch.Tensor:
     """softmax(q k^T * scale) v per token, each token over its own sequence up to and including itself.
 
@@ -42,11 +40,10 @@ def paged_attention(
     q        [num_tokens, num_q_heads, head_dim]
     layer_kv [num_blocks, 2, num_kv_heads, block_size, head_dim], the last three dimensions dense;
              this step's tokens are already in it
-    pdl      as in `pillion.kernels.fused_linear`, for steps of decode rows alone
     returns  [num_tokens, num_q_heads, head_dim]
     """
     if q.is_cuda:
-        return _on_cuda(q, layer_kv, rows, scale, sliding_window, pdl)
+        return _on_cuda(q, layer_kv, rows, scale, sliding_window)
     return reference.paged_attention(q, layer_kv, rows, scale, sliding_window)
 
 
@@ -56,7 +53,6 @@ def _on_cuda(
     rows: AttentionRows,
     scale: float,
     sliding_window: int | None,
-    pdl: bool,
 ) -> torch.Tensor:
     from pillion.kernels.paged_attention import triton_decode, triton_prefill
 
@@ -71,7 +67,6 @@ def _on_cuda(
             out[:num_decode],
             scale,
             sliding_window,
-            pdl,
         )
     tiles = rows.prefill_tiles
     if tiles is None and rows.prefill_query_lens:

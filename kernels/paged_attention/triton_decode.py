@@ -15,8 +15,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 _LOG2_E = 1.4426950408889634
 # Programs of a split launch at most.
 _MOST_PROGRAMS = 4096
-# (up to so many pairs of a row and a KV head, into so many splits)
-_SPLITS = ((32, 16), (128, 8), (256, 4))
+# Up to so many pairs of a row and a KV head: tokens per step and splits, for heads of up to 64 and of more
+# elements, and for more pairs than that.
+_NARROW = {32: (32, 16), 128: (32, 8), 320: (32, 4), 512: (16, 4), 700: (16, 2)}
+_WIDE = {32: (16, 16), 128: (16, 8), 256: (16, 4)}
+_MANY = ((32, 1), (16, 1))
 
 
 @triton.jit
@@ -192,6 +195,12 @@ def _scratch(device: torch.device, dim: int) -> tuple[torch.Tensor, torch.Tensor
     )
 
 
+@functools.lru_cache
+def has_pdl(device: torch.device) -> bool:
+    """Whether kernels can be set up while the one before ends (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 class Setting(NamedTuple):
     """How the work is cut: tokens per step of a program, its warps, loads in flight, splits of a sequence."""
 
@@ -204,11 +213,14 @@ class Setting(NamedTuple):
 def best_setting(num_pairs: int, head_dim: int) -> Setting:
     """For so many pairs of a row and a KV head, the same for every length.
 
-    Measured with `benchmarks/tune_decode_attention.py` on an H200, 512 tokens per row: programs of one warp, which
-    never waits for another, and for few pairs more splits than that length needs, for longer ones.
+    Measured with `benchmarks/tune_decode_attention.py` on an H200 for rows of 512 tokens and of 160 to 1,280:
+    programs of one warp, which never waits for another, and more splits than equal rows need, for the longest
+    of others.
     """
-    block_tokens = 16 if head_dim > 64 or num_pairs > 1024 else 32
-    splits = next((splits for most, splits in _SPLITS if num_pairs <= most), 1)
+    table = _NARROW if head_dim <= 64 else _WIDE
+    block_tokens, splits = next(
+        (setting for most, setting in table.items() if num_pairs <= most), _MANY[head_dim > 64]
+    )
     return Setting(block_tokens, 1, 3, splits)
 
 
@@ -220,7 +232,6 @@ def decode_attention(
     out: torch.Tensor,
     scale: float,
     sliding_window: int | None,
-    pdl: bool = False,
     setting: Setting | None = None,
 ) -> None:
     """Attention of rows with one token each: q and out are [num_rows, num_q_heads, head_dim].
@@ -238,6 +249,7 @@ def decode_attention(
             f"{num_pairs} pairs in {setting.splits} splits; at most {_MOST_PROGRAMS} programs"
         )
     partial, stats, arrivals = _scratch(q.device, dim)
+    pdl = has_pdl(q.device)
     decode_attention_kernel[(num_rows, num_kv_heads, setting.splits)](
         q,
         layer_kv,

@@ -7,7 +7,7 @@ import triton.language as tl
 _BLOCK = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _prepare_decode_kernel(
     slots_ptr,
     token_table_ptr,

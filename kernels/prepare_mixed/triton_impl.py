@@ -25,7 +25,7 @@ def _row_state(
     return slot, tl.where(start < 0, computed, start), num_tokens, decodes, prefills, known
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
 def _prepare_mixed_kernel(
     rows_ptr,
     query_start_ptr,

@@ -89,7 +89,7 @@ def test_rms_norm(device: torch.device, dtype: torch.dtype, rows: int, size: int
     weight = torch.rand(size, device=device).to(dtype)
     want = norm_reference.rms_norm(x, weight, 1e-5)
     assert error(norm_triton.rms_norm(x, weight, 1e-5), want) < bound(dtype)
-    wanted = norm_reference.rms_norm_add(x.clone(), residual, weight, 1e-5)
+    wanted = norm_reference.rms_norm_add(x.clone(), residual.clone(), weight, 1e-5)
     for got, want in zip(norm_triton.rms_norm_add(x, residual, weight, 1e-5), wanted, strict=True):
         assert error(got, want) < bound(dtype)
 

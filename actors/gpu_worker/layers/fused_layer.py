@@ -72,7 +72,6 @@ class FusedLayer:
             attention,
             heads.head_dim**-0.5,
             layer.attention.sliding_window,
-            pdl=self.pdl,
         )
         linear_add(attended.flatten(1), self.output.weight, self.output.bias, x, pdl=self.pdl)
         gated = norm_gated_linear(
