@@ -106,6 +106,9 @@ async def _undisturbed(
     for answer in answers:
         if answer.error is not None:
             raise PillionError(f"an undisturbed request failed: {answer.error}")
+    for actor in status_of(daemon).actors:
+        if actor.epoch > 1:
+            raise PillionError(f"{actor.name} was restarted although nobody had struck it")
     return {answer.request.index: answer for answer in answers}
 
 
