@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -122,3 +123,17 @@ def test_a_connection_that_breaks_loses_nothing(smollm2_path: Path) -> None:
             wait_for_requests(client, 1 + len(flags))
     assert len(answers[0][1]) == 100
     assert answers[0] == answers[1]
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize("victim", ["kv_manager", "scheduler", "detokenizer", "gpu_worker"])
+def test_a_request_right_after_a_death_is_served(smollm2_path: Path, victim: str) -> None:
+    with fake_worker_daemon(smollm2_path), Client("fake") as client:
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        before = client.generate("The ring", params)
+        (actor,) = (actor for actor in client.status().actors if actor.name == victim)
+        assert actor.pid is not None
+        os.kill(actor.pid, signal.SIGKILL)
+        after = client.generate("The ring", params)
+        assert after.outputs[0].token_ids == before.outputs[0].token_ids

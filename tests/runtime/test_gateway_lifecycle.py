@@ -54,6 +54,25 @@ def test_a_taken_port_fails_the_start_with_its_reason(start_daemon: StartDaemon)
     daemon.nothing_is_left()
 
 
+def test_after_sigkill_of_the_launcher_the_next_start_has_the_same_addresses(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    path = tmp_path / "h.sock"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = {"http": str(port), "http_uds": str(path)}
+    first = start_daemon(config=config)
+    first.wait_state("ready")
+    first.process.kill()
+    first.process.wait()
+    second = start_daemon(config=config)
+    second.wait_state("ready")
+    assert status_of(f"http://127.0.0.1:{port}/live") == 200
+    second.process.terminate()
+    assert second.wait_end(STOP_DEADLINE_S)[0] == 0
+    second.nothing_is_left()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_gateway_that_is_killed_or_stopped_serves_again_at_the_same_addresses(
     start_daemon: StartDaemon, tmp_path: Path, number: signal.Signals
