@@ -168,7 +168,10 @@ def test_a_second_signal_ends_a_drain_at_once(start_daemon: StartDaemon) -> None
     code, stderr = daemon.wait_end(5)
     assert time.monotonic() - began < 1.5  # 1 s on an idle machine
     assert code == 0
-    assert "detokenizer got EngineFailed(message='the daemon is stopping', code='unavailable')" in stderr
+    assert (
+        "detokenizer got EngineFailed(message='the daemon is stopping', code='unavailable')"
+        in stderr
+    )
     daemon.nothing_is_left()
 
 
