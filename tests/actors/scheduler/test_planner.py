@@ -137,3 +137,22 @@ def test_no_more_sequences_run_than_a_step_has_tokens() -> None:
     assert bench.scheduler.gauges["running"] == 2
     assert all(sum(unpack_ids(plan.num_tokens)) <= 2 for plan in bench.plans)
     bench.nothing_is_left()
+
+
+def test_a_stream_gets_its_token_in_each_step_of_a_long_prompt() -> None:
+    """Its share is a token a step, and a step has no more tokens than the budget: no gap is longer than that."""
+    budget, num_tokens = 64, 6_400
+    bench = Bench(budget=budget, num_blocks=2_000, max_model_len=8_000, max_repeat=64)
+    bench.submit(100, 8, max_tokens=1_000)
+    bench.step(2)
+    bench.submit(200, num_tokens, max_tokens=1)
+    first = len(bench.plans)
+    while bench.scheduler._book.open[200].num_computed_tokens < num_tokens - budget:
+        bench.step()
+    plans = bench.plans[first:]
+    assert len(plans) >= num_tokens // budget
+    slot = bench.scheduler._book.open[100].slot
+    for place in range(first, len(bench.plans)):
+        rows = bench.rows(place)
+        assert [row.num_tokens for row in rows if row.slot == slot] == [1]
+        assert sum(row.num_tokens for row in rows) <= budget
