@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.model, pytest.mark.clients]
 
 FOLDER = Path(__file__).parent / "others"
 INSTALL_DEADLINE_S = 600.0
-RUN_DEADLINE_S = 120.0
+RUN_DEADLINE_S = 240.0
 
 
 def environment(kind: str, pins: str) -> Path:

@@ -36,14 +36,16 @@ for chunk in llm.stream(question, stream_usage=True):
 assert streamed.content == answer.content
 assert streamed.usage_metadata["output_tokens"] == answer.usage_metadata["output_tokens"]
 
-caller = llm.model_copy(update={"max_tokens": 100})
+caller = llm.model_copy(update={"max_tokens": 60})
 for choice in ("any", "get_weather"):
-    forced = caller.bind_tools([get_weather], tool_choice=choice, parallel_tool_calls=False)
+    forced = caller.bind_tools(
+        [get_weather], tool_choice=choice, parallel_tool_calls=False, strict=True
+    )
     forced.invoke("What is the weather in Paris?")
     called = forced.invoke("What is the weather in Paris?")
     (call,) = called.tool_calls
     assert call["name"] == "get_weather"
-    assert "city" in call["args"]
+    assert set(call["args"]) == {"city"}
     streamed = AIMessageChunk(content="")
     for chunk in forced.stream("What is the weather in Paris?"):
         streamed += chunk
