@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pillion.messages.codec import pack_floats, pack_ids
-from pillion.messages.text import GenerateChunk, RequestTimes, TokenLogprobs
+from pillion.messages.text import GenerateChunk, RequestTimes, TokenLogprobs, ToolCallDelta
 from pillion.runtime.errors import RequestError
 from pillion.runtime.outputs import Logprob
 from pillion.runtime.request_assembly import RequestAssembly, logprob_dicts
@@ -134,3 +134,28 @@ def test_the_daemon_times_a_request_that_came_at_once() -> None:
         0.0005,
     )
     assert metrics.finished_s is not None
+
+
+def test_reasoning_and_calls_are_joined() -> None:
+    assembly = RequestAssembly("r", 1, None)
+    first = [ToolCallDelta(index=0, id="a", name="f", arguments='{"x"')]
+    second = [
+        ToolCallDelta(index=0, arguments=": 1}"),
+        ToolCallDelta(index=1, id="b", name="g", arguments="{}"),
+    ]
+    assembly.add(chunk(0, [1], reasoning="Let "))
+    assembly.add(chunk(1, [2], reasoning="me.", tool_calls=first))
+    new = assembly.add(chunk(2, [3], tool_calls=second, finish_reason="tool_calls"))
+    (sample,) = assembly.output.outputs
+    assert sample.reasoning == "Let me."
+    assert [(call.id, call.name, call.arguments) for call in sample.tool_calls] == [
+        ("a", "f", '{"x": 1}'),
+        ("b", "g", "{}"),
+    ]
+    assert [call.arguments for call in new.outputs[0].tool_calls] == [": 1}", "{}"], "what is new"
+
+
+def test_a_part_of_a_call_that_has_not_begun_is_an_error() -> None:
+    assembly = RequestAssembly("r", 1, None)
+    with pytest.raises(RequestError, match="call 1 of sample 0, which has not begun"):
+        assembly.add(chunk(0, [1], tool_calls=[ToolCallDelta(index=1, arguments="{")]))
