@@ -42,7 +42,7 @@ _EVERYTHING: Final = TokenSampling(
     logprobs=5,
     prompt_logprobs=None,
     logit_bias={0: 1.0},
-    allowed_token_ids=[],
+    allowed_token_ids=[0, 1],
     bad_words=[[0, 0]],
 )
 

@@ -22,6 +22,7 @@ class TokenMaskTable:
     """
 
     def __init__(self, vocab_size: int, max_num_seqs: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
         num_words = -(-vocab_size // _WORD_BITS)
         # [max_num_seqs, num_words] int32
         self._bitmask = SlotTable(max_num_seqs, (num_words,), np.int32, -1, device)
@@ -86,8 +87,9 @@ class TokenMaskTable:
     def apply(
         self, logits: torch.Tensor, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> None:
-        """Writes: logits [n, vocab], -inf for what is not allowed."""
+        """Writes: logits [n, vocab or wider], -inf for what is not allowed; the rest is left as it is."""
         rows_np = np.flatnonzero(self._needs_np[slots_np])
         if len(rows_np):
             rows = upload(rows_np, logits.device)
+            logits = logits[:, : self._vocab_size]
             apply_token_bitmask(logits, self._bitmask.rows(), rows, slots[rows])
