@@ -5,11 +5,21 @@ prefix reuse, no tokenizer where an engine can do without, and a KV cache of a g
 engines share a card.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+# Of engines and their servers: no calls home, no look-ups. vLLM's faster sampler, which is for top-k and top-p alone,
+# needs a package that a site may lack.
+ENVIRONMENTS = {
+    "vllm": {
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    },
+    "sglang": {"HF_HUB_OFFLINE": "1"},
+}
 
 
 @dataclass(frozen=True)
@@ -62,12 +72,6 @@ class Pillion:
 
 class Vllm:
     def __init__(self, setting: Setting) -> None:
-        # No calls home, no look-ups; the sampler is used for top-k and top-p alone, and may be missing.
-        os.environ |= {
-            "VLLM_USE_FLASHINFER_SAMPLER": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
         import vllm
 
         self._vllm = vllm
@@ -101,7 +105,6 @@ class Vllm:
 
 class Sglang:
     def __init__(self, setting: Setting) -> None:
-        os.environ |= {"HF_HUB_OFFLINE": "1"}
         import sglang
         from sglang.srt.entrypoints.engine import Engine as SglangEngine
 

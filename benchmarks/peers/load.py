@@ -17,9 +17,11 @@ import statistics
 import string
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 # Requests in flight of one process; beyond, the load itself would be what is measured.
@@ -179,7 +181,7 @@ def summary(answers: list[Answer], opened: float, closed: float) -> dict[str, An
 
 
 def part(a: argparse.Namespace) -> None:
-    """One process of the load: its answers as a line of JSON."""
+    """One process of the load: its answers as JSON in a file."""
     import uvloop
 
     async def run() -> list[Answer]:
@@ -192,7 +194,7 @@ def part(a: argparse.Namespace) -> None:
         stop = a.begin + a.warm + a.seconds
         return await drive(target.ask, a.part, f"{a.seed}/{a.begin}", a.input, a.begin, stop)
 
-    print(json.dumps([asdict(answer) for answer in uvloop.run(run())]))
+    a.into.write_text(json.dumps([asdict(answer) for answer in uvloop.run(run())]))
 
 
 def main() -> int:
@@ -207,6 +209,7 @@ def main() -> int:
     parser.add_argument("--seed", default="0")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.part:
         part(a)
@@ -217,16 +220,17 @@ def main() -> int:
         a.concurrency // num_parts + (i < a.concurrency % num_parts) for i in range(num_parts)
     ]
     command = [sys.executable, "-m", "peers.load", *sys.argv[1:], "--begin", str(begin)]
-    running = [
-        subprocess.Popen(
-            [*command, "--part", str(share), "--seed", f"{a.seed}/{i}"], stdout=subprocess.PIPE
-        )
-        for i, share in enumerate(shares)
-    ]
-    found = [process.communicate()[0] for process in running]
-    if any(process.returncode for process in running):
-        return 1
-    answers = [Answer(**answer) for text in found for answer in json.loads(text)]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / str(i) for i in range(num_parts)]
+        running = [
+            subprocess.Popen(
+                [*command, "--part", str(share), "--seed", f"{a.seed}/{i}", "--into", str(file)]
+            )
+            for i, (share, file) in enumerate(zip(shares, files, strict=True))
+        ]
+        if any(status != 0 for status in [process.wait() for process in running]):
+            return 1
+        answers = [Answer(**answer) for file in files for answer in json.loads(file.read_text())]
     opened = begin + a.warm
     print(json.dumps(summary(answers, opened, opened + a.seconds)))
     return 0

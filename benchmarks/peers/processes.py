@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from peers.engines import ENVIRONMENTS
+
 END_DEADLINE_S = 8.0
 
 
@@ -36,6 +38,7 @@ class Group:
         self.log = log
         self.started = time.monotonic()
         environment = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false")
+        environment |= ENVIRONMENTS.get(name.partition(" ")[0], {})
         # Engines that start together must not write to one cache of compiled code.
         environment["VLLM_CACHE_ROOT"] = str(log.with_suffix(".cache"))
         if site is not None:

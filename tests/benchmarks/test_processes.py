@@ -77,6 +77,13 @@ def test_all_but_the_one_that_is_measured_stand_still(tmp_path: Path) -> None:
     assert second.is_gone()
 
 
+def test_an_engine_has_its_environment_also_as_a_server(tmp_path: Path) -> None:
+    group = Group("vllm server x", ["sh", "-c", "env"], None, tmp_path / "log")
+    group.process.wait()
+    assert "VLLM_USE_FLASHINFER_SAMPLER=0" in group.tail(1000)
+    group.end()
+
+
 def test_a_frozen_group_ends_with_its_children(tmp_path: Path) -> None:
     command = ["sh", "-c", "trap '' TERM; sleep 1000 & echo $! >child; wait"]
     group = Group("stubborn", command, None, tmp_path / "log", cwd=tmp_path)
