@@ -70,6 +70,9 @@ class EngineGeometry(RingMessage, frozen=True):
     kv_bytes: int
     num_parameters: int = 0
     step_read_bytes: int = 0  # of weights, that a decode step of one row reads
+    workspace_bytes: int = 0  # of a largest step, on a CUDA device
+    graphs_bytes: int = 0  # of captured steps, with what is kept for them
+    device_bytes: int = 0  # the device's memory; 0 on the CPU
 
 
 class PeerRestarted(RingMessage, frozen=True):

@@ -27,6 +27,8 @@ _MIXED_TOKENS: Final = (128, 256, 512, 1024, 2048, 4096, 8192)
 _FEW_ROWS: Final = 16
 # A mixed step with so much to multiply keeps a device busy for longer than its launches take one by one.
 _FLOP_WORTH_A_GRAPH: Final = 10e12
+# What one layer of a captured step takes on the device: 8 to 13 launches of about 20 KiB.
+_LAYER_BYTES: Final = 256 << 10
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -46,6 +48,14 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int, num_weights: int) -> li
         for num_rows in sorted({min(_FEW_ROWS, max_num_seqs), max_num_seqs})
         if num_rows <= num_tokens
     ]
+
+
+def expected_graph_bytes(
+    max_num_seqs: int, shapes: list[MixedShape], num_layers: int, vocab_size: int
+) -> int:
+    """Memory of the captured steps of a model, before they are captured: logits and the nodes of all graphs."""
+    num_graphs = len(graph_sizes(max_num_seqs)) + len(shapes)
+    return 4 * max_num_seqs * vocab_size + num_graphs * num_layers * _LAYER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +169,7 @@ class GraphCapturer:
         self._executor = executor
         self._table = table
         self._mixed_inputs = mixed_inputs
-        self._shapes = shapes
+        self.shapes = shapes
         self._pool = torch.cuda.graph_pool_handle()
         # [most rows, vocab_size] float32
         self._logits: torch.Tensor | None = None
@@ -167,12 +177,13 @@ class GraphCapturer:
     def capture_all(self) -> None:
         """Captures every size; runs its kernels once before, so that all are compiled and loaded."""
         for num_rows in graph_sizes(self._states.max_num_seqs):
-            self._capture_decode(num_rows)
-        for shape in self._shapes:
-            self._capture_mixed(shape)
+            self.capture_decode(num_rows)
+        for shape in self.shapes:
+            self.capture_mixed(shape)
 
     @torch.inference_mode()
-    def _capture_decode(self, num_rows: int) -> None:
+    def capture_decode(self, num_rows: int) -> None:
+        """Of so many decode rows."""
         preparer = self._input_preparer
         scratch = np.full(num_rows, self._states.max_num_seqs, dtype=np.int32)
         constants = preparer.decode_constants(scratch)
@@ -180,7 +191,8 @@ class GraphCapturer:
         self._table.add(DecodeGraph(num_rows, constants.slots, step))
 
     @torch.inference_mode()
-    def _capture_mixed(self, shape: MixedShape) -> None:
+    def capture_mixed(self, shape: MixedShape) -> None:
+        """With room for prefill rows."""
         mixed_inputs = self._mixed_inputs
         table = mixed_inputs.empty_mixed_table(shape)
         step = self._capture(lambda: mixed_inputs.mixed_inputs(shape, table), shape.num_rows)

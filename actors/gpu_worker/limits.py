@@ -1,6 +1,6 @@
 """How much a worker takes on: sequences, tokens per step, and a KV pool that fits the memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pillion.runtime.config import EngineConfig
@@ -71,24 +71,57 @@ def cpu_kv_bytes(config: EngineConfig, shape: KvShape, free_bytes: int) -> int:
     return wanted
 
 
-def cuda_kv_bytes(
-    config: EngineConfig, shape: KvShape, total_bytes: int, used_bytes: int, workspace_bytes: int
-) -> int:
+@dataclass(frozen=True, slots=True)
+class DeviceLedger:
+    """What the memory of a CUDA device is for, before the KV pool gets the rest."""
+
+    total_bytes: int
+    # with the weights; before they are loaded: what others hold, and the weights by their number
+    used_bytes: int
+    # of a largest step, and of the captured steps
+    workspace_bytes: int = 0
+    graphs_bytes: int = 0
+
+    def left_bytes(self, fraction: float) -> int:
+        """For the KV pool; below 0 if nothing is left."""
+        taken = self.used_bytes + self.workspace_bytes + self.graphs_bytes
+        return int(self.total_bytes * fraction) - taken
+
+
+def refuse_what_cannot_fit(config: EngineConfig, shape: KvShape, ledger: DeviceLedger) -> None:
+    """Before weights are read: `ledger` counts them by their number, and no step was measured yet.
+
+    Raises ConfigError with the sum if not even the weights and the least KV pool have room.
+    """
+    least = shape.block_bytes * shape.blocks_for(config.max_model_len or 1)
+    if config.num_kv_blocks is not None:
+        least = config.num_kv_blocks * shape.block_bytes
+    elif config.kv_cache_bytes is not None:
+        least = config.kv_cache_bytes
+    left = ledger.left_bytes(config.memory_fraction)
+    if least > left:
+        raise ConfigError(
+            f"memory_fraction: {config.memory_fraction} of {_mib(ledger.total_bytes)}, less"
+            f" {_mib(ledger.used_bytes)} for the weights and what others hold, leave {_mib(left)}; the"
+            f" KV cache needs at least {_mib(least)}"
+        )
+
+
+def cuda_kv_bytes(config: EngineConfig, shape: KvShape, ledger: DeviceLedger) -> int:
     """Memory for the KV pool of a CUDA worker after weights are loaded and a largest step was measured.
 
     Raises ConfigError with the sum if nothing is left, or less than the setting asks for.
     """
-    usable = int(total_bytes * config.memory_fraction)
-    left = usable - used_bytes - workspace_bytes
+    left = ledger.left_bytes(config.memory_fraction)
     if config.num_kv_blocks is not None:
         wanted = config.num_kv_blocks * shape.block_bytes
     else:
         wanted = left if config.kv_cache_bytes is None else config.kv_cache_bytes
     if wanted > left or left < shape.block_bytes:
         raise ConfigError(
-            f"memory_fraction: {config.memory_fraction} of {_mib(total_bytes)} are {_mib(usable)};"
-            f" {_mib(used_bytes)} are in use with the weights and a step takes {_mib(workspace_bytes)},"
-            f" which leaves {_mib(left)} for the KV cache, and it needs"
+            f"memory_fraction: {config.memory_fraction} of {_mib(ledger.total_bytes)}, less"
+            f" {_mib(ledger.used_bytes)} in use with the weights, {_mib(ledger.workspace_bytes)} for a step"
+            f" and {_mib(ledger.graphs_bytes)} for graphs, leave {_mib(left)} for the KV cache, and it needs"
             f" {_mib(max(wanted, shape.block_bytes))}"
         )
     return wanted
@@ -128,6 +161,13 @@ def worker_limits(
             " (max_num_seqs) decode one token each per step"
         )
     return WorkerLimits(max_num_seqs, max_num_batched_tokens, max_model_len, num_blocks)
+
+
+def probe_limits(config: EngineConfig, shape: KvShape, max_positions: int) -> WorkerLimits:
+    """Limits as if memory had no end, with a pool just large enough for a largest step."""
+    limits = worker_limits(config, shape, max_positions, 1 << 62, is_cuda=True)
+    num_tokens = min(limits.max_num_batched_tokens, limits.max_model_len)
+    return replace(limits, num_blocks=shape.blocks_for(num_tokens) + limits.max_num_seqs)
 
 
 def _mib(num_bytes: int) -> str:

@@ -2,6 +2,7 @@
 
 import sys
 
+from pillion.actors.gpu_worker.compile_ahead import compile_ahead
 from pillion.messages.control import StartPhase
 from pillion.messages.inboxes import WorkerInbox
 from pillion.runtime.actor import report_failure, run_actor
@@ -38,13 +39,16 @@ def main() -> int:
     context = enter("gpu_worker")
     post = Post(context.run_dir)
     phases = _Phases(context, post)
+    compilation = compile_ahead(context.config)
     try:
         # torch is imported here, when the launcher's end is being watched for.
         from pillion.actors.gpu_worker.start_up import start_worker
 
         phases.end("imports")
         context.faults.at_load()
-        worker, geometry = start_worker(context.config, context.epoch, phases.end, context.progress)
+        worker, geometry = start_worker(
+            context.config, context.epoch, phases.end, context.progress, compilation
+        )
     except Exception as error:
         report_failure(context, error)
         return 1

@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import Final
 
 import torch
+from msgspec import structs
 
+from pillion.actors.gpu_worker.compile_ahead import Compilation
+from pillion.actors.gpu_worker.cuda_graphs import (
+    GraphCapturer,
+    expected_graph_bytes,
+    mixed_shapes,
+)
 from pillion.actors.gpu_worker.device import (
     Device,
     available_cpu_threads,
@@ -16,10 +23,13 @@ from pillion.actors.gpu_worker.device import (
 from pillion.actors.gpu_worker.faults import FaultyExecutor
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.limits import (
+    DeviceLedger,
     KvShape,
     WorkerLimits,
     cpu_kv_bytes,
     cuda_kv_bytes,
+    probe_limits,
+    refuse_what_cannot_fit,
     worker_limits,
 )
 from pillion.actors.gpu_worker.models.loader import (
@@ -30,6 +40,7 @@ from pillion.actors.gpu_worker.models.loader import (
     num_weights,
     open_checkpoint,
 )
+from pillion.actors.gpu_worker.models.model_config import ModelConfig
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.warm_up import warm_up
 from pillion.actors.gpu_worker.worker import Worker
@@ -56,9 +67,10 @@ def start_worker(
     epoch: int,
     end_phase: Callable[[str], None],
     progress: Progress | None = None,
+    compilation: Compilation | None = None,
 ) -> tuple[Worker, EngineGeometry]:
     """A worker that has run a step; as `start_stages`."""
-    stages, geometry = start_stages(config, epoch, end_phase, progress)
+    stages, geometry = start_stages(config, epoch, end_phase, progress, compilation)
     return stages.worker(epoch, config.steps_in_flight), geometry
 
 
@@ -67,8 +79,11 @@ def start_stages(
     epoch: int,
     end_phase: Callable[[str], None],
     progress: Progress | None = None,
+    compilation: Compilation | None = None,
 ) -> tuple[Stages, EngineGeometry]:
     """Loads the model, sizes the KV pool and runs a first step; `end_phase` hears what is done.
+
+    Waits for `compilation`, whose processes use the device's memory, before the pool is sized.
 
     Each layer of a step that is no graph is stamped in `progress`: on a CPU it may take long, and on a CUDA device
     its kernels may have to be compiled.
@@ -96,12 +111,18 @@ def start_stages(
     if not device.is_cuda:
         kv_bytes = cpu_kv_bytes(config, shape, free_memory_bytes())
         limits = worker_limits(config, shape, max_positions, kv_bytes, is_cuda=False)
+    else:
+        refuse_what_cannot_fit(config, shape, _ledger_before_weights(device, model_config, dtype))
     end_phase("model files")
 
     loaded = load_model(config, source, device.device, dtype, checkpoint)
     end_phase("weights")
+    if compilation is not None:
+        compilation.wait()
+        end_phase("kernels")
+    ledger = None
     if device.is_cuda:
-        limits = _measured_cuda_limits(config, shape, device, loaded)
+        limits, ledger = _measured_cuda_limits(config, shape, device, loaded)
     on_layer = progress.stamp_layer if progress is not None else None
     kv_cache = _kv_cache(shape, limits.num_blocks, kv_dtype, device, on_layer)
     stages = Stages.build(
@@ -116,46 +137,70 @@ def start_stages(
 
     warm_up(stages, limits, shape.block_size, _WARM_UP_TOKENS)
     end_phase("warm-up")
-    if stages.capturer is not None:
-        stages.capturer.capture_all()
+    if stages.capturer is not None and ledger is not None:
+        ledger = replace(ledger, graphs_bytes=_capture(device, stages.capturer))
         end_phase("graphs")
     flags = fault_flags_of(config, "gpu_worker")
     if flags:
         stages = replace(stages, executor=FaultyExecutor(loaded.model, kv_cache, flags))
-    return stages, _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
+    geometry = _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
+    if ledger is not None:
+        geometry = structs.replace(
+            geometry,
+            workspace_bytes=ledger.workspace_bytes,
+            graphs_bytes=ledger.graphs_bytes,
+            device_bytes=ledger.total_bytes,
+        )
+    return stages, geometry
+
+
+def _ledger_before_weights(
+    device: Device, model_config: ModelConfig, dtype: torch.dtype
+) -> DeviceLedger:
+    """What others hold on the device counts as in use, and so do the weights that are to come."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device.device)
+    weights_bytes = num_weights(model_config) * dtype.itemsize
+    return DeviceLedger(total_bytes, total_bytes - free_bytes + weights_bytes)
+
+
+def _capture(device: Device, capturer: GraphCapturer) -> int:
+    """Captures all steps; returns how much of the device's memory that took."""
+    torch.cuda.empty_cache()
+    before, _ = torch.cuda.mem_get_info(device.device)
+    capturer.capture_all()
+    torch.cuda.empty_cache()
+    after, _ = torch.cuda.mem_get_info(device.device)
+    return max(0, before - after)
 
 
 def _measured_cuda_limits(
     config: EngineConfig, shape: KvShape, device: Device, loaded: LoadedModel
-) -> WorkerLimits:
+) -> tuple[WorkerLimits, DeviceLedger]:
     """Limits with the pool that a largest step leaves room for; runs such a step with a pool of its own."""
     cuda, max_positions = torch.cuda, loaded.config.max_positions
-    unlimited = worker_limits(config, shape, max_positions, 1 << 62, is_cuda=True)
-    probe_blocks = (
-        shape.blocks_for(min(unlimited.max_num_batched_tokens, unlimited.max_model_len))
-        + unlimited.max_num_seqs
-    )
-    probe_limits = WorkerLimits(
-        unlimited.max_num_seqs,
-        unlimited.max_num_batched_tokens,
-        unlimited.max_model_len,
-        probe_blocks,
-    )
+    probe = probe_limits(config, shape, max_positions)
     free_bytes, total_bytes = cuda.mem_get_info(device.device)
     # What others hold on the device counts as in use.
     used_bytes = total_bytes - free_bytes
     before = cuda.memory_allocated(device.device)
     cuda.reset_peak_memory_stats(device.device)
-    kv_cache = _kv_cache(shape, probe_blocks, loaded.dtype, device)
-    stages = Stages.build(device, loaded.model, loaded.config.vocab_size, kv_cache, probe_limits)
-    warm_up(stages, probe_limits, shape.block_size, probe_limits.max_num_batched_tokens)
+    kv_cache = _kv_cache(shape, probe.num_blocks, loaded.dtype, device)
+    stages = Stages.build(device, loaded.model, loaded.config.vocab_size, kv_cache, probe)
+    warm_up(stages, probe, shape.block_size, probe.max_num_batched_tokens)
     cuda.synchronize(device.device)
     peak = cuda.max_memory_allocated(device.device)
     workspace_bytes = peak - before - kv_cache.num_bytes
     del stages, kv_cache
     cuda.empty_cache()
-    kv_bytes = cuda_kv_bytes(config, shape, total_bytes, used_bytes, workspace_bytes)
-    return worker_limits(config, shape, max_positions, kv_bytes, is_cuda=True)
+    shapes = mixed_shapes(
+        probe.max_num_seqs, probe.max_num_batched_tokens, num_weights(loaded.config)
+    )
+    graphs_bytes = expected_graph_bytes(
+        probe.max_num_seqs, shapes, loaded.config.num_layers, loaded.config.vocab_size
+    )
+    ledger = DeviceLedger(total_bytes, used_bytes, workspace_bytes, graphs_bytes)
+    kv_bytes = cuda_kv_bytes(config, shape, ledger)
+    return worker_limits(config, shape, max_positions, kv_bytes, is_cuda=True), ledger
 
 
 def _kv_cache(

@@ -128,6 +128,18 @@ def _geometry(geometry: EngineGeometry) -> str:
         f"{geometry.max_num_batched_tokens} tokens a step, "
         f"weights {geometry.weights_bytes / _MIB:.0f} MiB, "
         f"KV cache {geometry.kv_bytes / _MIB:.0f} MiB ({num_blocks} blocks)"
+        + _device_memory(geometry)
+    )
+
+
+def _device_memory(geometry: EngineGeometry) -> str:
+    """What a CUDA device's memory is for, besides weights and KV cache."""
+    if not geometry.device_bytes:
+        return ""
+    return (
+        f", graphs {geometry.graphs_bytes / _MIB:.0f} MiB,"
+        f" largest step {geometry.workspace_bytes / _MIB:.0f} MiB"
+        f" of {geometry.device_bytes / _MIB:.0f} MiB"
     )
 
 

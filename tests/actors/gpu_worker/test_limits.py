@@ -4,9 +4,11 @@ import pytest
 
 from pillion.actors.gpu_worker.limits import (
     CPU_KV_MOST_BYTES,
+    DeviceLedger,
     KvShape,
     cpu_kv_bytes,
     cuda_kv_bytes,
+    refuse_what_cannot_fit,
     worker_limits,
 )
 from pillion.runtime.config import EngineConfig
@@ -50,20 +52,38 @@ class TestCpu:
 
 
 class TestCuda:
-    def test_takes_what_weights_and_a_step_leave(self) -> None:
-        left = cuda_kv_bytes(config(memory_fraction=0.5), SHAPE, 100 * GIB, 20 * GIB, 5 * GIB)
-        assert left == 25 * GIB
+    def test_takes_what_weights_graphs_and_a_step_leave(self) -> None:
+        ledger = DeviceLedger(100 * GIB, 20 * GIB, workspace_bytes=5 * GIB, graphs_bytes=GIB)
+        assert cuda_kv_bytes(config(memory_fraction=0.5), SHAPE, ledger) == 24 * GIB
 
     def test_settings_win_if_they_fit(self) -> None:
+        empty = DeviceLedger(100 * GIB, 0)
         fields = {"num_kv_blocks": 9, "memory_fraction": 0.5}
-        assert cuda_kv_bytes(config(**fields), SHAPE, 100 * GIB, 0, 0) == 9 * BLOCK
-        assert cuda_kv_bytes(config(kv_cache_bytes=GIB), SHAPE, 100 * GIB, 0, 0) == GIB
+        assert cuda_kv_bytes(config(**fields), SHAPE, empty) == 9 * BLOCK
+        assert cuda_kv_bytes(config(kv_cache_bytes=GIB), SHAPE, empty) == GIB
 
     @pytest.mark.parametrize("fields", [{}, {"kv_cache_bytes": 10 * GIB}], ids=str)
     def test_what_cannot_fit_is_refused_with_the_sum(self, fields: dict[str, int]) -> None:
-        used = 89 * GIB if fields else 95 * GIB
-        with pytest.raises(ConfigError, match=r"0\.9 of 102400\.0 MiB are 92160\.0"):
-            cuda_kv_bytes(config(**fields), SHAPE, 100 * GIB, used, 0)
+        ledger = DeviceLedger(100 * GIB, 89 * GIB if fields else 95 * GIB)
+        with pytest.raises(ConfigError, match=r"0\.9 of 102400\.0 MiB, less 9\d+\.0 MiB in use"):
+            cuda_kv_bytes(config(**fields), SHAPE, ledger)
+
+
+class TestRefusalBeforeWeightsAreRead:
+    def test_what_fits_passes(self) -> None:
+        refuse_what_cannot_fit(config(), SHAPE, DeviceLedger(100 * GIB, 89 * GIB))
+
+    @pytest.mark.parametrize(
+        "fields", [{"max_model_len": 40960}, {"num_kv_blocks": 2560}, {"kv_cache_bytes": 5 * GIB}]
+    )
+    def test_the_least_pool_counts_too(self, fields: dict[str, int]) -> None:
+        refuse_what_cannot_fit(config(**fields), SHAPE, DeviceLedger(100 * GIB, 60 * GIB))
+        with pytest.raises(ConfigError, match="the KV cache needs at least"):
+            refuse_what_cannot_fit(config(**fields), SHAPE, DeviceLedger(100 * GIB, 89 * GIB))
+
+    def test_weights_alone_may_be_too_many(self) -> None:
+        with pytest.raises(ConfigError, match=r"less 92161\.0 MiB for the weights"):
+            refuse_what_cannot_fit(config(), SHAPE, DeviceLedger(100 * GIB, 90 * GIB + (1 << 20)))
 
 
 class TestWorkerLimits:

@@ -1,0 +1,95 @@
+"""A process that compiles its part of the kernels of a start; see compile_ahead."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
+import torch
+
+from pillion.actors.gpu_worker.cuda_graphs import graph_sizes
+from pillion.actors.gpu_worker.device import Device, choose_device
+from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.limits import KvShape, probe_limits
+from pillion.actors.gpu_worker.models.dummy_checkpoint import DummyCheckpoint
+from pillion.actors.gpu_worker.models.loader import (
+    choose_dtype,
+    load_model,
+    num_weights,
+    open_checkpoint,
+)
+from pillion.actors.gpu_worker.stages import Stages
+from pillion.actors.gpu_worker.warm_up import warm_up
+from pillion.kernels.fused_linear.tiles import padded_rows
+from pillion.runtime.config import EngineConfig, from_json
+from pillion.runtime.model_source import resolve_model
+from pillion.runtime.process import end_with_launcher
+
+Job = Callable[[], None]
+
+
+def compile_part(config: EngineConfig, part: int, num_parts: int) -> None:
+    """Runs every `num_parts`-th job from `part` on, with one layer of random weights."""
+    device = Device(choose_device(config.device))
+    source = resolve_model(config.model_path or config.model)
+    whole = open_checkpoint(config, source).config
+    dtype = choose_dtype(config.dtype, device.device, whole)
+    # A tied head saves memory, and its kernels are those of any head.
+    layer = replace(
+        whole, num_layers=1, sliding_windows=whole.sliding_windows[:1], tie_word_embeddings=True
+    )
+    loaded = load_model(config, source, device.device, dtype, DummyCheckpoint(layer, 0))
+    shape = KvShape(1, layer.num_kv_heads, layer.head_dim, config.block_size, dtype.itemsize)
+    limits = probe_limits(config, shape, layer.max_positions)
+    kv_cache = KvCache(
+        limits.num_blocks,
+        shape.num_layers,
+        shape.num_kv_heads,
+        shape.block_size,
+        shape.head_dim,
+        dtype,
+        device.device,
+    )
+    stages = Stages.build(
+        device,
+        loaded.model,
+        layer.vocab_size,
+        kv_cache,
+        limits,
+        graphs_for_weights=num_weights(whole),
+    )
+    largest = partial(
+        warm_up, stages, limits, shape.block_size, num_prefill_tokens=limits.max_num_batched_tokens
+    )
+    jobs: list[Job] = [*_captures(stages), largest]
+    for job in jobs[part::num_parts]:
+        job()
+
+
+def _captures(stages: Stages) -> Sequence[Job]:
+    """Of all captured steps; those that share most of their kernels in one job."""
+    capturer = stages.capturer
+    if capturer is None:
+        return []
+
+    def capture_all(sizes: Sequence[int]) -> None:
+        for num_rows in sizes:
+            capturer.capture_decode(num_rows)
+
+    sizes = graph_sizes(stages.states.max_num_seqs)
+    jobs: list[Job] = [partial(capture_all, list(like)) for _, like in groupby(sizes, padded_rows)]
+    return [*jobs, *(partial(capturer.capture_mixed, shape) for shape in capturer.shapes)]
+
+
+def main() -> None:
+    """Arguments: the configuration as JSON, how many parts there are, and which this is."""
+    end_with_launcher(0)
+    config, num_parts, part = sys.argv[1:]
+    with torch.inference_mode():
+        compile_part(from_json(config.encode()), int(part), int(num_parts))
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Who compiles kernels before they are needed, and what is remembered of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pillion.actors.gpu_worker import compile_ahead as module
+from pillion.actors.gpu_worker.compile_ahead import Compilation, compile_ahead
+from pillion.runtime.config import EngineConfig
+
+
+def config(**fields: Any) -> EngineConfig:
+    return EngineConfig(model="tiny", **fields)
+
+
+def process(code: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Command lines that were started, on a machine with a device and eight cores."""
+    pytest.importorskip("triton")
+    commands: list[list[str]] = []
+
+    def popen(command: list[str], **_: Any) -> "subprocess.Popen[bytes]":
+        commands.append(command)
+        return process("pass")
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "_DRIVER", tmp_path)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: range(8))
+    fake = type("fake", (), {"Popen": popen, "PIPE": -1, "DEVNULL": -3})
+    monkeypatch.setattr(module, "subprocess", fake)
+    return commands
+
+
+class TestCompileAhead:
+    def test_each_process_gets_its_part(self, started: list[list[str]]) -> None:
+        compilation = compile_ahead(config())
+        assert compilation is not None
+        compilation.wait()
+        assert [command[-2:] for command in started] == [["4", str(part)] for part in range(4)]
+
+    def test_a_second_start_finds_the_mark(self, started: list[list[str]]) -> None:
+        compilation = compile_ahead(config())
+        assert compilation is not None
+        compilation.wait()
+        assert compile_ahead(config()) is None
+        other = compile_ahead(config(max_num_seqs=8))
+        assert other is not None
+        other.wait()
+
+    def test_nothing_without_a_device(
+        self, started: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        assert compile_ahead(config(device="cpu")) is None
+        monkeypatch.setattr(module, "_DRIVER", tmp_path / "none")
+        assert compile_ahead(config()) is None
+        assert not started
+
+
+class TestCompilation:
+    def test_a_failure_leaves_no_mark(self, tmp_path: Path) -> None:
+        mark = tmp_path / "cache" / "mark"
+        Compilation([process("pass"), process("raise SystemExit(3)")], mark).wait()
+        assert not mark.exists()
+        Compilation([process("pass")], mark).wait()
+        assert mark.exists()
+
+    def test_what_hangs_is_ended(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(module, "_TIMEOUT_S", 0.2)
+        sleeper = process("import time; time.sleep(60)")
+        Compilation([sleeper], tmp_path / "mark").wait()
+        assert sleeper.returncode is not None
+        assert not (tmp_path / "mark").exists()
