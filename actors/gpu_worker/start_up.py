@@ -40,7 +40,6 @@ from pillion.actors.gpu_worker.models.loader import (
     num_weights,
     open_checkpoint,
 )
-from pillion.actors.gpu_worker.models.model_config import ModelConfig
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.warm_up import warm_up
 from pillion.actors.gpu_worker.worker import Worker
@@ -112,7 +111,11 @@ def start_stages(
         kv_bytes = cpu_kv_bytes(config, shape, free_memory_bytes())
         limits = worker_limits(config, shape, max_positions, kv_bytes, is_cuda=False)
     else:
-        refuse_what_cannot_fit(config, shape, _ledger_before_weights(device, model_config, dtype))
+        # What the compiling processes hold is given back.
+        held_bytes = 0 if compilation is not None else _held_bytes(device)
+        weights_bytes = num_weights(model_config) * dtype.itemsize
+        before = DeviceLedger(_total_bytes(device), held_bytes + weights_bytes)
+        refuse_what_cannot_fit(config, shape, before)
     end_phase("model files")
 
     loaded = load_model(config, source, device.device, dtype, checkpoint)
@@ -154,23 +157,23 @@ def start_stages(
     return stages, geometry
 
 
-def _ledger_before_weights(
-    device: Device, model_config: ModelConfig, dtype: torch.dtype
-) -> DeviceLedger:
-    """What others hold on the device counts as in use, and so do the weights that are to come."""
+def _total_bytes(device: Device) -> int:
+    return torch.cuda.mem_get_info(device.device)[1]
+
+
+def _held_bytes(device: Device) -> int:
+    """Of the device's memory; what others hold counts."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device.device)
-    weights_bytes = num_weights(model_config) * dtype.itemsize
-    return DeviceLedger(total_bytes, total_bytes - free_bytes + weights_bytes)
+    return total_bytes - free_bytes
 
 
 def _capture(device: Device, capturer: GraphCapturer) -> int:
     """Captures all steps; returns how much of the device's memory that took."""
     torch.cuda.empty_cache()
-    before, _ = torch.cuda.mem_get_info(device.device)
+    before = _held_bytes(device)
     capturer.capture_all()
     torch.cuda.empty_cache()
-    after, _ = torch.cuda.mem_get_info(device.device)
-    return max(0, before - after)
+    return max(0, _held_bytes(device) - before)
 
 
 def _measured_cuda_limits(
@@ -179,9 +182,7 @@ def _measured_cuda_limits(
     """Limits with the pool that a largest step leaves room for; runs such a step with a pool of its own."""
     cuda, max_positions = torch.cuda, loaded.config.max_positions
     probe = probe_limits(config, shape, max_positions)
-    free_bytes, total_bytes = cuda.mem_get_info(device.device)
-    # What others hold on the device counts as in use.
-    used_bytes = total_bytes - free_bytes
+    total_bytes, used_bytes = _total_bytes(device), _held_bytes(device)
     before = cuda.memory_allocated(device.device)
     cuda.reset_peak_memory_stats(device.device)
     kv_cache = _kv_cache(shape, probe.num_blocks, loaded.dtype, device)
