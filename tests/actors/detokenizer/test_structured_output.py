@@ -1,12 +1,15 @@
 """Requests with a grammar at the text edge: admitted when it works, masked token by token, ended when complete."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from edge_rig import EdgeRig, joined
+from edge_rig import CHATML, VOCAB_SIZE, EdgeRig, joined
 
+from pillion.actors.detokenizer.answer_formats import REASONING_FORMATS, TOOL_FORMATS
+from pillion.actors.detokenizer.chat_template import ChatTemplate
 from pillion.actors.detokenizer.grammars.calls import (
     CompileGrammar,
     GrammarCompiled,
@@ -81,7 +84,9 @@ class GrammarRig:
         """A request that must be admitted."""
         sampling = fields.pop("sampling", {})
         params = SamplingParams(structured_outputs=structure, max_tokens=40, **sampling)
-        message = {"client_request_id": "r", "prompt": "hello", **fields}
+        message = {"client_request_id": "r", **fields}
+        if "messages" not in message:
+            message["prompt"] = "hello"
         self.rig.send(1, GenerateRequest(sampling_params=params, **message))
         self.turn()
         (admitted,) = self.rig.take_ring(NewRequest)
@@ -306,6 +311,62 @@ def test_a_new_scheduler_gets_the_mask_for_its_own_slot(grammars: GrammarRig) ->
     grammars.seat(admitted, slot=3, epoch=2)
     (message,) = grammars.rig.take_ring(TokenMasks)
     assert (message.epoch, unpack_ids(message.slots)) == (2, [3])
+
+
+@pytest.fixture
+def chats(text_model: TextModel) -> GrammarRig:
+    """A model whose template opens the reasoning when it is told to."""
+    template = CHATML + "{# tools #}{% if thinks is defined %}<think>{% endif %}{{ tools or '' }}"
+    model = replace(
+        text_model,
+        chat_template=ChatTemplate({"default": template}, {}),
+        tool_format=TOOL_FORMATS["hermes"],
+        reasoning_format=REASONING_FORMATS["qwen3"],
+    )
+    rig = EdgeRig(model, max_model_len=1024)
+    rig.connect()
+    return GrammarRig(rig)
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "parse_output": True}
+
+
+def test_a_grammar_begins_behind_the_reasoning(chats: GrammarRig) -> None:
+    asked = {**CHAT, "chat_template_kwargs": {"thinks": True}}
+    admitted = chats.generate({"choice": ["yes"]}, **asked)
+    chats.seat(admitted)
+    for byte in b"Hm.</think>":
+        assert len(chats.mask()) >= VOCAB_SIZE
+        chats.step(admitted, byte)
+    for byte in b"yes":
+        assert chats.mask() == {byte}
+        chats.step(admitted, byte)
+    *_, last = chats.rig.take()
+    assert last.finish_reason == "stop"
+
+
+def test_a_model_that_may_not_reason_is_held_to_its_grammar_at_once(chats: GrammarRig) -> None:
+    admitted = chats.generate({"choice": ["yes"]}, **CHAT)
+    chats.seat(admitted)
+    for byte in b"yes":
+        assert chats.mask() == {byte}, "here the marker is no token, so it cannot begin"
+        chats.step(admitted, byte)
+
+
+def test_calls_that_must_come_are_the_grammar(chats: GrammarRig) -> None:
+    parameters = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    function = {"name": "f", "parameters": {**parameters, "additionalProperties": False}}
+    named = {"type": "function", "function": {"name": "f"}}
+    tools = [{"type": "function", "function": function}]
+    admitted = chats.generate(None, **CHAT, tools=tools, tool_choice=named)
+    chats.seat(admitted)
+    for byte in b'{"a":1}':
+        assert byte in chats.mask()
+        chats.step(admitted, byte)
+    chunks = chats.rig.take()
+    calls = [call for chunk in chunks for call in chunk.tool_calls or []]
+    assert calls[0].name == "f"
+    assert json.loads("".join(call.arguments for call in calls)) == {"a": 1}
 
 
 def test_without_byte_tokens_there_are_no_grammars(
