@@ -19,6 +19,7 @@ class SentPlan:
     prefill_rows: list[tuple[Sequence, int]] = field(default_factory=list)
     released: list[Sequence] = field(default_factory=list)
     num_answered: int = 0
+    sent_ns: int = 0
 
     @property
     def num_steps_left(self) -> int:

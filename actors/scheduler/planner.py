@@ -9,6 +9,7 @@ from pillion.actors.scheduler.draft import Draft
 from pillion.actors.scheduler.in_flight import InFlight
 from pillion.actors.scheduler.limits import Limits
 from pillion.actors.scheduler.lookahead import Lookahead
+from pillion.actors.scheduler.pace import Pace
 from pillion.actors.scheduler.preemption import Preemption
 from pillion.actors.scheduler.running import Running
 from pillion.actors.scheduler.sequence import Phase, Sequence
@@ -33,6 +34,7 @@ class Planner:
         self, limits: Limits, ledger: BlockLedger, lookahead: Lookahead, in_flight: InFlight
     ) -> None:
         self.running = Running(limits)
+        self.pace = Pace(limits.max_num_batched_tokens)
         self._num_preemptions = 0
         self._starving: list[Sequence] = []  # stand still for want of a block, lowest rank first
         self._limits = limits
@@ -173,7 +175,11 @@ class Planner:
             if sequence.phase is Phase.READY:
                 sequence.num_planned_tokens = sequence.num_computed_tokens
         sizes = [(s.request.priority, s.num_tokens - s.num_planned_tokens) for s in prompts]
-        budget = self._limits.max_num_batched_tokens - len(draft.decode_rows)
+        num_streams = len(draft.decode_rows)
+        budget = min(
+            self._limits.max_num_batched_tokens - num_streams,
+            self.pace.tokens(num_streams, len(prompts)),
+        )
         for sequence, num_tokens in zip(prompts, prefill_chunks(sizes, budget), strict=True):
             if num_tokens == 0:
                 continue

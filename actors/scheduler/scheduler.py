@@ -88,7 +88,7 @@ class Scheduler:
         match message:
             case StepOutput():
                 if message.plan_epoch == self._epoch:
-                    self._on_step_output(message)
+                    self._on_step_output(message, now_ns)
             case NewRequest():
                 self._on_new_request(message)
             case AbortRequest():
@@ -268,9 +268,10 @@ class Scheduler:
             case _:
                 assert_never(message)
 
-    def _on_step_output(self, message: StepOutput) -> None:
+    def _on_step_output(self, message: StepOutput, now_ns: int) -> None:
         engine = self._engine_now()
         plan = self._in_flight.answer(message.plan_id, message.execution)
+        engine.planner.pace.note(message.times, plan.sent_ns, now_ns)
         if message.failure is not None:
             self._on_step_failed(plan, message.execution, message.failure, engine)
             return
@@ -332,10 +333,10 @@ class Scheduler:
             sequence.phase = Phase.CLOSED
 
     def _plan(self, planner: Planner, now_ns: int) -> None:
-        while planner.wants_step(now_ns) and self._send_plan(planner):
+        while planner.wants_step(now_ns) and self._send_plan(planner, now_ns):
             pass
 
-    def _send_plan(self, planner: Planner) -> bool:
+    def _send_plan(self, planner: Planner, now_ns: int) -> bool:
         planned = planner.plan()
         if planned is None:
             return False
@@ -352,6 +353,7 @@ class Scheduler:
             edge_epoch=self._lives["detokenizer"],
         )
         self._is_fresh = False
+        sent.sent_ns = now_ns
         self._in_flight.add(sent)
         self._plans.append(("gpu_worker", plan))
         return True

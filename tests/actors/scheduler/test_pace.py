@@ -1,0 +1,88 @@
+"""The share of a step that prompts get beside running streams."""
+
+from pillion.actors.scheduler.pace import FIRST_TOKENS, LEAST_TOKENS, Pace
+from pillion.messages.steps import StepTimes
+
+MS = 1_000_000
+
+
+def times(num_prefill: int, num_decode: int = 1) -> StepTimes:
+    return StepTimes(
+        prepare_ns=0,
+        execute_ns=0,
+        output_ns=0,
+        num_prefill_tokens=num_prefill,
+        num_decode_tokens=num_decode,
+    )
+
+
+class Device:
+    """A worker that takes so long for a step and for each token of a prompt, and is never without a plan."""
+
+    def __init__(self, pace: Pace, decode_ms: float, token_ms: float) -> None:
+        self.pace, self.decode_ms, self.token_ms = pace, decode_ms, token_ms
+        self.now_ns = 0
+
+    def step(self, num_prefill: int = 0) -> float:
+        """Milliseconds of the step."""
+        sent_ns, step_ms = self.now_ns, self.decode_ms + num_prefill * self.token_ms
+        self.now_ns += int(step_ms * MS)
+        self.pace.note(times(num_prefill), sent_ns, self.now_ns)
+        return step_ms
+
+
+def test_a_long_prompt_lets_a_stream_go_on() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=4, token_ms=0.02)
+    for _ in range(3):
+        device.step()
+    assert pace.tokens(1, 1) == FIRST_TOKENS
+    steps = [device.step(pace.tokens(1, 1)) for _ in range(20)]
+    assert max(steps[2:]) < 2.2 * 4
+    assert min(steps[2:]) > 1.8 * 4
+
+
+def test_it_follows_a_prompt_whose_tokens_become_dearer() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=4, token_ms=0.01)
+    device.step()
+    device.step()
+    for number in range(200):
+        device.token_ms = 0.01 * (1 + number / 50)
+        assert device.step(pace.tokens(1, 1)) < 3 * 4
+
+
+def test_nothing_is_held_back_without_streams_or_where_more_prompts_wait() -> None:
+    pace = Pace(8192)
+    assert pace.tokens(0, 1) == 8192
+    assert pace.tokens(3, 4) == 8192
+    assert pace.tokens(4, 4) == FIRST_TOKENS
+
+
+def test_never_less_than_the_least_nor_more_than_the_budget() -> None:
+    slow, fast = Pace(8192), Pace(512)
+    for pace, token_ms in ((slow, 3.0), (fast, 1e-5)):
+        device = Device(pace, decode_ms=40, token_ms=token_ms)
+        device.step()
+        device.step()
+        device.step(64)
+    assert slow.tokens(1, 1) == LEAST_TOKENS
+    assert fast.tokens(1, 1) == 512
+
+
+def test_time_in_which_the_worker_had_no_plan_does_not_count() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=4, token_ms=0.02)
+    for _ in range(5):
+        device.step()
+    device.now_ns += 10_000 * MS
+    pace.note(times(0), device.now_ns - MS, device.now_ns)
+    device.step(256)
+    assert 180 < pace.tokens(1, 1) < 220
+
+
+def test_steps_without_rows_teach_nothing() -> None:
+    pace = Pace(8192)
+    pace.note(None, 0, 5)
+    pace.note(None, 0, 10)
+    assert pace.tokens(1, 1) == FIRST_TOKENS
