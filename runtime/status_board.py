@@ -44,6 +44,11 @@ class StatusBoard:
         self._stats: dict[str, ActorStats] = {}
         self._deaths: dict[str, _Deaths] = {}
 
+    @property
+    def model(self) -> str:
+        """The model's name as clients know it."""
+        return self._config.served_model_name or self._config.model
+
     def note_stats(self, stats: ActorStats) -> None:
         """Keeps an actor's latest counters and gauges."""
         self._stats[stats.actor] = stats
@@ -115,7 +120,7 @@ class StatusBoard:
             name=self._config.name,
             pid=pid,
             state=self.state,
-            model=self._config.served_model_name or self._config.model,
+            model=self.model,
             uptime_s=age_s(pid),
             ready_after_s=self.ready_after_s,
             start_phases=[(each.actor, each.phase, each.duration_ms) for each in self._phases],

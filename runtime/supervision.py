@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from pillion.messages.control import ActorFailed
@@ -32,6 +32,7 @@ class ActorSpec:
     takes_along: tuple[
         str, ...
     ] = ()  # the actors whose lives make no sense after the end of this one's
+    listening_fds: tuple[int, ...] = ()  # sockets that every life of it is given
 
 
 def module_spec(name: str) -> ActorSpec:
@@ -46,9 +47,13 @@ ACTORS: Final = tuple(
 )
 
 
-def with_gateway(specs: Sequence[ActorSpec], config: EngineConfig) -> list[ActorSpec]:
-    """The table with the actor that serves HTTP, if the configuration asks for it."""
-    return [*specs, module_spec("gateway")] if config.serves_http else list(specs)
+def with_gateway(
+    specs: Sequence[ActorSpec], config: EngineConfig, listening_fds: tuple[int, ...] = ()
+) -> list[ActorSpec]:
+    """The table with the actor that serves HTTP, if the configuration or an inherited socket asks for it."""
+    if not (config.serves_http or listening_fds):
+        return list(specs)
+    return [*specs, replace(module_spec("gateway"), listening_fds=listening_fds)]
 
 
 class Child:
@@ -171,11 +176,17 @@ class Supervisor:
             self._lock_fd,
             peers,
             (self._progress.fd, line),
+            spec.listening_fds,
         )
         process = subprocess.Popen(
             [*spec.command, *arguments],
             stdin=subprocess.DEVNULL,
-            pass_fds=(self._lifetime_fd, self._lock_fd, self._progress.fd),
+            pass_fds=(
+                self._lifetime_fd,
+                self._lock_fd,
+                self._progress.fd,
+                *spec.listening_fds,
+            ),
             env=child_environment(),
             # A Ctrl-C at the terminal is the launcher's to handle, and an actor's own children end with it.
             process_group=0,

@@ -66,6 +66,12 @@ class GatewayLoop:
         if config.http_uds is not None:
             await self._server.listen_unix(Path(config.http_uds))
             gauges["http_uds"] = config.http_uds
+        inherited = [
+            await self._server.listen_inherited(descriptor)
+            for descriptor in self._context.listening_fds
+        ]
+        if inherited:
+            gauges["http_inherited"] = " ".join(inherited)
         self._gateway.metrics.on_change = self._report_soon
 
     def _on_ring(self) -> None:

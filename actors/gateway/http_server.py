@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from pillion.actors.gateway.http_protocol import GatewayProtocol, http_config
 from pillion.runtime.errors import ConfigError
 from pillion.runtime.http_settings import remove_http_socket
+from pillion.runtime.inherited_sockets import address_of, open_inherited
 from pillion.runtime.paths import claim_socket_path
 
 BACKLOG: Final = 2048
@@ -71,6 +72,18 @@ class HttpServer:
             await loop.create_unix_server(self._protocol, sock=listening, backlog=BACKLOG)
         )
 
+    async def listen_inherited(self, descriptor: int) -> str:
+        """Serves a socket that listens already; its file is not ours to remove. Returns its address."""
+        loop = asyncio.get_running_loop()
+        listening = open_inherited(descriptor)
+        if listening.family == socket.AF_UNIX:
+            server = await loop.create_unix_server(self._protocol, sock=listening, backlog=BACKLOG)
+        else:
+            _notice_gone_peers(listening)
+            server = await loop.create_server(self._protocol, sock=listening, backlog=BACKLOG)
+        self._servers.append(server)
+        return address_of(listening)
+
     async def close(self) -> None:
         """Takes no more connections, lets open responses end, then closes what is left."""
         for server in self._servers:
@@ -99,14 +112,18 @@ def _bind(family: int, address: tuple[Any, ...]) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        # Connections inherit these.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_IDLE_S)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_S)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_PROBES)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_LIMIT_MS)
+        _notice_gone_peers(listening)
         listening.bind(address)
     except BaseException:
         listening.close()
         raise
     return listening
+
+
+def _notice_gone_peers(listening: socket.socket) -> None:
+    """Sets what the connections of a TCP socket inherit from it."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_IDLE_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_PROBES)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_LIMIT_MS)

@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pillion.runtime.proc_files import pids_with_argument
 from pillion.runtime.process import child_environment
 
 FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
+ACTIVATE = Path(__file__).with_name("activate.py")
 START_DEADLINE_S = 30.0  # a busy machine starts five interpreters
 
 
@@ -70,11 +72,16 @@ class FakeDaemon:
         config: dict[str, Any],
         arguments: list[str],
         pass_fds: tuple[int, ...],
+        environment: dict[str, str],
+        activated: Sequence[socket.socket],
     ) -> None:
         self.directory = directory
         settings = {"model": "fake", "name": directory.root.name, "drain_s": 5.0, **config}
+        fds = tuple(listening.fileno() for listening in activated)
+        numbers, names = ",".join(map(str, fds)), ":".join("http" for _ in fds)
         self.process = subprocess.Popen(
             [
+                *([sys.executable, str(ACTIVATE), numbers, names] if fds else []),
                 sys.executable,
                 str(FAKE_DAEMON),
                 json.dumps(behaviours),
@@ -85,8 +92,8 @@ class FakeDaemon:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=child_environment(),
-            pass_fds=pass_fds,
+            env={**child_environment(), **environment},
+            pass_fds=(*pass_fds, *fds),
             text=True,
         )
 
@@ -165,9 +172,17 @@ def start_daemon(runtime_root: Path) -> Iterator[StartDaemon]:
         config: dict[str, Any] | None = None,
         arguments: list[str] | None = None,
         pass_fds: tuple[int, ...] = (),
+        environment: dict[str, str] | None = None,
+        activated: Sequence[socket.socket] = (),
     ) -> FakeDaemon:
         daemon = FakeDaemon(
-            RunDir(runtime_root / "d"), behaviours or {}, config or {}, arguments or [], pass_fds
+            RunDir(runtime_root / "d"),
+            behaviours or {},
+            config or {},
+            arguments or [],
+            pass_fds,
+            environment or {},
+            activated,
         )
         daemons.append(daemon)
         return daemon

@@ -14,6 +14,7 @@ from pillion.runtime.channels import Post
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import DaemonLock, RunDir
 from pillion.runtime.recovery import Recovery
+from pillion.runtime.service_manager import ServiceManager
 from pillion.runtime.status_board import StatusBoard
 from pillion.runtime.supervision import ActorSpec, Child, Supervisor
 
@@ -32,7 +33,12 @@ class Rig:
         self._post = Post(run_dir)
         self.supervisor = Supervisor(specs, run_dir, lock.descriptor, self._on_exit)
         self.recovery = Recovery(
-            config, self.board, self.supervisor, self._post, self.given_up.append
+            config,
+            self.board,
+            self.supervisor,
+            self._post,
+            ServiceManager(),
+            self.given_up.append,
         )
         self.supervisor.start()
 
