@@ -27,6 +27,7 @@ GIB: Final = 1024**3
 REQUIRED: Final = {
     "huggingface_hub": "0.30",
     "jinja2": "3.1",
+    "llguidance": "1.7",
     "msgspec": "0.19",
     "numpy": "1.26",
     "pyzmq": "26",

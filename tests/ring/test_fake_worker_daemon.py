@@ -86,7 +86,8 @@ def test_a_request_that_waits_for_a_message_that_is_lost_goes_on(
         Client("fake") as client,
     ):
         params = SamplingParams(max_tokens=12, temperature=0.0)
-        answer = client.generate("The ring", params)
+        # Longer than a block, so that its prefix is asked for.
+        answer = client.generate("The ring goes round and round. " * 4, params)
         assert len(answer.outputs[0].token_ids) == 12
         (scheduler,) = (a for a in client.status().actors if a.name == "scheduler")
         assert scheduler.restarts == {"hung": 1}

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -88,6 +89,7 @@ async def test_a_process_is_not_stopped_twice(
     monkeypatch.setattr(strikes, "_VICTIM_DEADLINE_S", 0.3)
     replies = [status(scheduler=("running", victim.pid))]
     await strike([Strike(3, 0.0, "scheduler", True)], replies)
+    os.waitid(os.P_PID, victim.pid, os.WSTOPPED | os.WNOWAIT)  # the kernel may take a moment
     with pytest.raises(PillionError, match="scheduler has not come back"):
         await strike([Strike(3, 0.0, "scheduler", True)], replies)
     assert victim.poll() is None

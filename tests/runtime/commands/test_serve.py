@@ -33,6 +33,8 @@ VALUES = {
     "http": "127.0.0.1:8000",
     "http_uds": "h.sock",
     "api_key": "key",
+    "tool_parser": "hermes",
+    "reasoning_parser": "qwen3",
     "api_key_file": "keys.txt",
 }
 
