@@ -89,7 +89,8 @@ async def test_a_process_is_not_stopped_twice(
     monkeypatch.setattr(strikes, "_VICTIM_DEADLINE_S", 0.3)
     replies = [status(scheduler=("running", victim.pid))]
     await strike([Strike(3, 0.0, "scheduler", True)], replies)
-    os.waitid(os.P_PID, victim.pid, os.WSTOPPED | os.WNOWAIT)  # the kernel may take a moment
+    # The kernel may take a moment.
+    await asyncio.to_thread(os.waitid, os.P_PID, victim.pid, os.WSTOPPED | os.WNOWAIT)
     with pytest.raises(PillionError, match="scheduler has not come back"):
         await strike([Strike(3, 0.0, "scheduler", True)], replies)
     assert victim.poll() is None
