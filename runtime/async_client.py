@@ -40,7 +40,7 @@ from pillion.runtime.paths import RunDir
 from pillion.runtime.patience import REFUSED_PAUSE_S, Patience, was_refused
 from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
 from pillion.runtime.request_batch import RequestBatch
-from pillion.runtime.resumable import Ask, Question
+from pillion.runtime.resumable import MAX_LOSSES, Ask, Question
 
 
 class AsyncClient:
@@ -60,6 +60,7 @@ class AsyncClient:
         connect_timeout: float = 5.0,
         reattach_timeout: float = 60.0,
         outlive_daemon: bool = False,
+        max_losses: int = MAX_LOSSES,
     ) -> None:
         """As `Client`, without connecting yet."""
         check_timeout("connect_timeout", connect_timeout)
@@ -70,6 +71,7 @@ class AsyncClient:
         self._connect_timeout = connect_timeout
         self._reattach_timeout = reattach_timeout
         self._outlive_daemon = outlive_daemon
+        self._max_losses = max_losses
         self._ids = itertools.count()
         self._connection: AsyncConnection | None = None
         self._opening: asyncio.Lock | None = None
@@ -133,7 +135,9 @@ class AsyncClient:
         )
         if many:
             return await self._run_batch(requests)
-        answer = await AsyncRequestStream.start(self, self._connected, requests[0])
+        answer = await AsyncRequestStream.start(
+            self, self._connected, requests[0], self._max_losses
+        )
         if stream:
             return answer
         async with answer:
@@ -295,7 +299,7 @@ class AsyncClient:
 
     async def _run_batch(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
         batch = RequestBatch(requests, now_ns())
-        exchange = AsyncRequestExchange(self._connected)
+        exchange = AsyncRequestExchange(self._connected, self._max_losses)
         try:
             while not batch.finished:
                 while (request := batch.next_request(now_ns())) is not None:
@@ -311,7 +315,7 @@ class AsyncClient:
     async def _ask(self, request_id: str, message: Ask, kind: type[R], timeout: float | None) -> R:
         check_timeout("timeout", timeout)
         until = None if timeout is None else now_ns() + int(timeout * NS_PER_S)
-        exchange = AsyncRequestExchange(self._connected)
+        exchange = AsyncRequestExchange(self._connected, self._max_losses)
         try:
             await exchange.send(Question(message), until)
             reply = await exchange.receive(until)

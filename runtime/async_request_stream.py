@@ -11,6 +11,7 @@ from pillion.runtime.client_requests import guard_ns, no_answer
 from pillion.runtime.clock import now_ns
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.request_assembly import RequestAssembly
+from pillion.runtime.resumable import MAX_LOSSES
 
 
 class AsyncRequestStream:
@@ -27,6 +28,7 @@ class AsyncRequestStream:
         owner: object,
         connect: Callable[[int | None], Awaitable[AsyncConnection]],
         request: GenerateRequest,
+        max_losses: int = MAX_LOSSES,
     ) -> None:
         """Use `start`."""
         self._owner = owner  # its end would close the connection
@@ -36,7 +38,7 @@ class AsyncRequestStream:
         self._assembly = RequestAssembly(
             request.client_request_id, params.n if params else 1, request.prompt
         )
-        self._exchange = AsyncRequestExchange(connect)
+        self._exchange = AsyncRequestExchange(connect, max_losses)
         self._open = True
 
     @classmethod
@@ -45,9 +47,10 @@ class AsyncRequestStream:
         owner: object,
         connect: Callable[[int | None], Awaitable[AsyncConnection]],
         request: GenerateRequest,
+        max_losses: int = MAX_LOSSES,
     ) -> Self:
         """Sends the request. Raises DaemonUnavailable."""
-        self = cls(owner, connect, request)
+        self = cls(owner, connect, request, max_losses)
         try:
             await self._exchange.send(request, self._guard_ns)
         except BaseException:

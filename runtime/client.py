@@ -39,7 +39,7 @@ from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
 from pillion.runtime.request_batch import DEFAULT_WINDOW, RequestBatch
 from pillion.runtime.request_exchange import RequestExchange
 from pillion.runtime.request_stream import RequestStream
-from pillion.runtime.resumable import Ask, Question
+from pillion.runtime.resumable import MAX_LOSSES, Ask, Question
 
 __all__ = ["AsyncClient", "Client"]
 
@@ -60,6 +60,7 @@ class Client:
         connect_timeout: float = 5.0,
         reattach_timeout: float = 60.0,
         outlive_daemon: bool = False,
+        max_losses: int = MAX_LOSSES,
     ) -> None:
         """Connects to the daemon of this name, or to a socket path (anything with a slash).
 
@@ -67,7 +68,9 @@ class Client:
         `connect_timeout` seconds. A connection that is lost later is opened again, and what is open goes on
         there, if the daemon takes connections again within `reattach_timeout` seconds. With `outlive_daemon`
         that also holds for a daemon that was stopped or has failed and is started again with the same model;
-        without it what is open ends with the daemon.
+        without it what is open ends with the daemon. A request whose connection is lost more than `max_losses`
+        times in a row, each time soon after it was sent and before anything came of it, is given up: it may be
+        what ends the other side.
         """
         check_timeout("connect_timeout", connect_timeout)
         check_timeout("reattach_timeout", reattach_timeout)
@@ -81,6 +84,7 @@ class Client:
         self._connection: Connection | None = None
         self._reattach_timeout = reattach_timeout
         self._outlive_daemon = outlive_daemon
+        self._max_losses = max_losses
         self._closed = False
         self._closing = threading.Event()
         self._connect_within(connect_timeout, None)
@@ -149,7 +153,7 @@ class Client:
         )
         if many:
             return self.run_batch(requests)
-        answer = RequestStream(self, self._connected, requests[0])
+        answer = RequestStream(self, self._connected, requests[0], self._max_losses)
         if stream:
             return answer
         with answer:
@@ -210,7 +214,7 @@ class Client:
         `on_finished` is called with each answer as it becomes complete.
         """
         batch = RequestBatch(requests, now_ns(), window)
-        exchange = RequestExchange(self._connected)
+        exchange = RequestExchange(self._connected, self._max_losses)
         try:
             while not batch.finished:
                 while (request := batch.next_request(now_ns())) is not None:
@@ -339,7 +343,7 @@ class Client:
     def _ask(self, request_id: str, message: Ask, kind: type[R], timeout: float | None) -> R:
         check_timeout("timeout", timeout)
         until = None if timeout is None else now_ns() + int(timeout * NS_PER_S)
-        exchange = RequestExchange(self._connected)
+        exchange = RequestExchange(self._connected, self._max_losses)
         try:
             exchange.send(Question(message), until)
             reply = exchange.receive(until)

@@ -8,7 +8,13 @@ from pillion.messages.text import GenerateChunk, GenerateRequest, RequestFailed
 from pillion.runtime.client_connection import Connection, ConnectionLost, Reply
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import DaemonUnavailable
-from pillion.runtime.resumable import Question, Resumable, check_same_model, lost_for_good
+from pillion.runtime.resumable import (
+    MAX_LOSSES,
+    Question,
+    Resumable,
+    check_same_model,
+    lost_for_good,
+)
 
 
 class RequestExchange:
@@ -17,8 +23,14 @@ class RequestExchange:
     Not to be shared by threads.
     """
 
-    def __init__(self, connect: Callable[[int | None], Connection]) -> None:
-        """`connect` gives a living connection, at the latest at the time that it is told, or raises."""
+    def __init__(
+        self, connect: Callable[[int | None], Connection], max_losses: int = MAX_LOSSES
+    ) -> None:
+        """`connect` gives a living connection, at the latest at the time that it is told, or raises.
+
+        A request that is lost more often than `max_losses` in a row (see `Resumable`) is given up.
+        """
+        self._max_losses = max_losses
         self._connect = connect
         self._connection: Connection | None = None
         self._open: dict[str, Resumable | Question] = {}
@@ -28,7 +40,11 @@ class RequestExchange:
 
     def send(self, message: GenerateRequest | Question, until_ns: int | None = None) -> None:
         """Sends a request. Raises DaemonUnavailable, and InvalidRequest for what cannot be sent."""
-        entry = Resumable(message, now_ns()) if isinstance(message, GenerateRequest) else message
+        entry: Resumable | Question
+        if isinstance(message, GenerateRequest):
+            entry = Resumable(message, now_ns(), self._max_losses)
+        else:
+            entry = message
         request_id = entry.request.client_request_id
         if self._connection is None:
             self._connection = self._connect(until_ns)

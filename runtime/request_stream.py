@@ -11,6 +11,7 @@ from pillion.runtime.clock import now_ns
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.request_assembly import RequestAssembly
 from pillion.runtime.request_exchange import RequestExchange
+from pillion.runtime.resumable import MAX_LOSSES
 
 
 class RequestStream:
@@ -27,6 +28,7 @@ class RequestStream:
         owner: object,
         connect: Callable[[int | None], Connection],
         request: GenerateRequest,
+        max_losses: int = MAX_LOSSES,
     ) -> None:
         self._owner = owner  # its end would close the connection
         self._deadline_ms = request.deadline_ms
@@ -35,7 +37,7 @@ class RequestStream:
         self._assembly = RequestAssembly(
             request.client_request_id, params.n if params else 1, request.prompt
         )
-        self._exchange = RequestExchange(connect)
+        self._exchange = RequestExchange(connect, max_losses)
         self._open = True
         try:
             self._exchange.send(request, self._guard_ns)

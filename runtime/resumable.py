@@ -44,7 +44,8 @@ class _Sample:
 class Resumable:
     """Counts what comes of a request. It sends nothing itself and reads no clock."""
 
-    def __init__(self, request: GenerateRequest, now_ns: int) -> None:
+    def __init__(self, request: GenerateRequest, now_ns: int, max_losses: int = MAX_LOSSES) -> None:
+        self._max_losses = max_losses
         params = request.sampling_params or SamplingParams()
         if params.seed is None:
             # The rest of the answer must come from the noise of its beginning, so the client has to know it.
@@ -77,7 +78,7 @@ class Resumable:
         if now_ns - self._last_sent_ns >= SOON_NS:
             self._num_losses = 0
         self._num_losses += not lost.refused
-        if self._num_losses > MAX_LOSSES:
+        if self._num_losses > self._max_losses:
             raise DaemonUnavailable(
                 f"the connection was lost {self._num_losses} times before anything came of this request, so it"
                 f" is not sent again: {lost.reason}"

@@ -175,6 +175,11 @@ def test_a_request_that_ends_every_connection_is_given_up(
         client.generate("HANGUP")
     assert len(edge.requests) == 6
     assert client.generate("a").outputs[0].text == "a "
+    with (
+        Client(max_losses=2) as impatient,
+        pytest.raises(DaemonUnavailable, match="lost 3 times"),
+    ):
+        next(impatient.generate("HANGUP", stream=True))
 
 
 def test_another_model_does_not_go_on(client: Client, edge: FakeTextEdge) -> None:
