@@ -94,8 +94,8 @@ class Striker:
                     continue
                 # A start may take long, so nobody looks for one that hangs.
                 states = ("running",) if strike.stops else ("starting", "running")
-                # One that was stopped before is not hit twice: the launcher has not found it yet.
-                if actor.state in states and not _is_stopped(actor.pid):
+                # One that was struck before is not hit twice: the launcher has not found it yet.
+                if actor.state in states and not _is_struck(actor.pid):
                     try:
                         os.kill(actor.pid, number)
                     except ProcessLookupError:
@@ -106,9 +106,10 @@ class Striker:
         raise PillionError(f"{strike.actor} has not come back within {_VICTIM_DEADLINE_S:g} s")
 
 
-def _is_stopped(pid: int) -> bool:
+def _is_struck(pid: int) -> bool:
+    """Whether the process is stopped, or dead and not reaped."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0] == b"T"
+            return stat.read().rpartition(b")")[2].split()[0] in (b"T", b"Z", b"X")
     except (OSError, IndexError):
         return True
