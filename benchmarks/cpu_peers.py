@@ -92,6 +92,7 @@ class LlamaCpp:
         )
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = 32 * 512, 4096, 512
+        params.kv_unified = True  # else a sequence has a 32nd of n_ctx, too little for the prefill
         params.n_seq_max = 32
         params.n_threads = params.n_threads_batch = os.cpu_count() or 1
         self.context = llama_cpp.llama_init_from_model(self.model, params)

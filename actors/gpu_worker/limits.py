@@ -6,9 +6,9 @@ from typing import Final
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import ConfigError
 
-# A step of this size keeps two cores busy for about a second; a GPU wants far more to be busy at all.
+# A step of this size keeps two cores busy for one or two seconds; a GPU wants far more to be busy at all.
 CPU_MAX_NUM_SEQS: Final = 32
-CPU_MAX_NUM_BATCHED_TOKENS: Final = 512
+CPU_MAX_NUM_BATCHED_TOKENS: Final = 1024
 CUDA_MAX_NUM_SEQS: Final = 256
 CUDA_MAX_NUM_BATCHED_TOKENS: Final = 8192
 
