@@ -33,17 +33,30 @@ class ActorSpec:
         str, ...
     ] = ()  # the actors whose lives make no sense after the end of this one's
     listening_fds: tuple[int, ...] = ()  # sockets that every life of it is given
+    environment: tuple[tuple[str, str], ...] = ()  # unless the launcher's own says otherwise
 
 
-def module_spec(name: str) -> ActorSpec:
+# glibc and torch ask for large pages then. The kernel tells of a death when it has freed the memory: 25 ms
+# in place of 75 for a worker of 700 MB.
+LARGE_PAGES: Final = (
+    ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+    ("THP_MEM_ALLOC_ENABLE", "1"),
+)
+
+
+def module_spec(name: str, environment: tuple[tuple[str, str], ...] = ()) -> ActorSpec:
     """An actor that lives in its own module of this package."""
     # -P: the working directory must not shadow packages that the actor imports.
-    return ActorSpec(name, (sys.executable, "-P", "-m", f"pillion.actors.{name}.process"))
+    command = (sys.executable, "-P", "-m", f"pillion.actors.{name}.process")
+    return ActorSpec(name, command, environment=environment)
 
 
 # In the order in which they start; they stop in reverse.
-ACTORS: Final = tuple(
-    module_spec(name) for name in ("kv_manager", "scheduler", "detokenizer", "gpu_worker")
+ACTORS: Final = (
+    module_spec("kv_manager"),
+    module_spec("scheduler"),
+    module_spec("detokenizer"),
+    module_spec("gpu_worker", LARGE_PAGES),
 )
 
 
@@ -187,7 +200,7 @@ class Supervisor:
                 self._progress.fd,
                 *spec.listening_fds,
             ),
-            env=child_environment(),
+            env=dict(spec.environment) | child_environment(),
             # A Ctrl-C at the terminal is the launcher's to handle, and an actor's own children end with it.
             process_group=0,
         )

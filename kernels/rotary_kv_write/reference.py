@@ -29,11 +29,14 @@ def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """[num_tokens, heads, head_dim] rotated in float32, in its own type."""
     half = cos_sin.shape[-1]
     cos, sin = cos_sin[:, None].unbind(2)
-    parts = x.split_with_sizes((half, half, x.shape[-1] - 2 * half), dim=-1)
-    pairs = x[..., : 2 * half].view(*x.shape[:2], 2, half)
+    x32 = x.float()  # once; each operation with another type would do it for itself
+    parts = x32.split_with_sizes((half, half, x.shape[-1] - 2 * half), dim=-1)
+    pairs = x32[..., : 2 * half].view(*x.shape[:2], 2, half)
     turned = pairs * cos.unsqueeze(2)
     first, second = turned.unbind(2)
     first.addcmul_(parts[1], sin, value=-1)
     second.addcmul_(parts[0], sin)
-    turned = turned.flatten(2).to(x.dtype)
-    return torch.cat((turned, parts[2]), dim=-1) if parts[2].shape[-1] else turned
+    turned = turned.flatten(2)
+    if parts[2].shape[-1]:
+        turned = torch.cat((turned, parts[2]), dim=-1)
+    return turned.to(x.dtype)

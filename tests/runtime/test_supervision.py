@@ -158,3 +158,23 @@ async def test_a_command_that_does_not_exist_raises(run_dir: RunDir, lock: Daemo
     with pytest.raises(OSError, match="nonexistent"):
         supervisor.start()
     supervisor.close()
+
+
+async def test_an_actors_environment_yields_to_the_launchers(
+    run_dir: RunDir, lock: DaemonLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OURS", "launcher")
+    script = (
+        "import os; os._exit(10 * (os.environ['OURS'] == 'launcher') + len(os.environ['MORE']))"
+    )
+    actor = ActorSpec(
+        "a",
+        (sys.executable, "-c", script),
+        environment=(("OURS", "actor"), ("MORE", "12345")),
+    )
+    supervisor = Supervisor([actor], run_dir, lock.descriptor, lambda child: None)
+    supervisor.start()
+    child = supervisor.children["a"]
+    assert await supervisor.wait_gone([child], 10) == []
+    assert child.how_it_ended().endswith("exited with code 15")
+    supervisor.close()

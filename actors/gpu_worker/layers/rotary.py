@@ -10,6 +10,9 @@ import torch
 
 from pillion.actors.gpu_worker.models.model_config import RopeConfig
 
+# Positions of a table on the CPU, where memory is not ours alone: 16 MiB with heads of 128 elements.
+_MAX_CPU_TABLE = 32_768
+
 
 class RotaryEmbedding:
     """Turns positions into the table that `kernels.rotary_kv_write` takes."""
@@ -17,13 +20,13 @@ class RotaryEmbedding:
     def __init__(
         self, rope: RopeConfig, head_dim: int, device: torch.device, max_positions: int = 0
     ) -> None:
-        """On a CUDA device the first `max_positions` are computed now: a step then takes one launch."""
+        """The first `max_positions` are computed now, unless on a CPU they are very many."""
         # [rotary_dim / 2] float32
         self.frequencies = rotary_frequencies(rope, head_dim).to(device)
         self._magnitude = attention_magnitude(rope)
         # [max_positions, 2, rotary_dim / 2] float32
         self._table: torch.Tensor | None = None
-        if device.type == "cuda" and max_positions:
+        if max_positions and (device.type == "cuda" or max_positions <= _MAX_CPU_TABLE):
             self._table = self._compute(torch.arange(max_positions, device=device))
 
     def cos_sin(self, positions: torch.Tensor) -> torch.Tensor:
