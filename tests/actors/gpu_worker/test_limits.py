@@ -109,14 +109,14 @@ class TestWorkerLimits:
         with pytest.raises(ConfigError, match="made for 8192 positions"):
             worker_limits(config(max_model_len=8193), SHAPE, 8192, 999 * BLOCK, is_cuda=False)
 
-    @pytest.mark.parametrize(("is_cuda", "expected"), [(False, (32, 512)), (True, (256, 8192))])
+    @pytest.mark.parametrize(("is_cuda", "expected"), [(False, (32, 1024)), (True, (256, 8192))])
     def test_defaults_depend_on_the_device(self, is_cuda: bool, expected: tuple[int, int]) -> None:
         limits = worker_limits(config(), SHAPE, 8192, GIB, is_cuda=is_cuda)
         assert (limits.max_num_seqs, limits.max_num_batched_tokens) == expected
 
     def test_every_sequence_can_decode_in_one_step(self) -> None:
-        limits = worker_limits(config(max_num_seqs=900), SHAPE, 8192, GIB, is_cuda=False)
-        assert limits.max_num_batched_tokens == 900
+        limits = worker_limits(config(max_num_seqs=1900), SHAPE, 8192, GIB, is_cuda=False)
+        assert limits.max_num_batched_tokens == 1900
         fields = {"max_num_seqs": 9, "max_num_batched_tokens": 8}
         with pytest.raises(ConfigError, match="max_num_batched_tokens is 8, but 9 sequences"):
             worker_limits(config(**fields), SHAPE, 8192, GIB, is_cuda=False)
