@@ -74,7 +74,7 @@ class RingDaemon:
             actors["detokenizer"].gauges["open_requests"] == 0
             and actors["scheduler"].gauges["running"] == 0
             and actors["scheduler"].gauges["waiting"] == 0
-            and actors["kv_manager"].gauges["referenced_blocks_0"] == 0
+            and actors["kv_manager"].gauges.get("referenced_blocks_0") == 0
         )
 
     def terminate(self) -> None:
