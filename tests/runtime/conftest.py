@@ -140,13 +140,17 @@ class FakeDaemon:
     def wait_actors(self, states: dict[str, str]) -> dict[str, int]:
         """Waits until actors are in these states. Returns pids by actor."""
 
-        def found() -> dict[str, str]:
-            return {a.name: a.state for a in self.status().actors} if self.answers() else {}
+        pids: dict[str, int] = {}
 
-        wait_until(
-            f"actors are {states}", START_DEADLINE_S, lambda: states.items() <= found().items()
-        )
-        return {actor.name: actor.pid or 0 for actor in self.status().actors}
+        def are() -> bool:
+            if not self.answers():
+                return False
+            actors = self.status().actors
+            pids.update((actor.name, actor.pid or 0) for actor in actors)
+            return states.items() <= {actor.name: actor.state for actor in actors}.items()
+
+        wait_until(f"actors are {states}", START_DEADLINE_S, are)
+        return pids
 
     def wait_end(self, deadline_s: float) -> tuple[int, list[str]]:
         """Waits for the end. Returns the exit status and what was printed on standard error, by line."""
