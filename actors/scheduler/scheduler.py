@@ -65,7 +65,6 @@ class Scheduler:
         self, epoch: int, config: EngineConfig, peer_epochs: Mapping[str, int] | None = None
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
-        self._plans: list[tuple[str, RingMessage]] = []  # of this tick
         self.finished = False
         self.counters: Counters = new_counters()
         self.gauges: Gauges = {}
@@ -123,9 +122,8 @@ class Scheduler:
             self._plan(planner, now_ns)
             while planner.fill_lookahead():
                 self._plan(planner, now_ns)
-            # The worker waits for these, the others do not.
-            self.outgoing[:0] = self._plans
-            self._plans.clear()
+            # Plans first: the worker waits for them, the others do not wait for what is behind.
+            self.outgoing.sort(key=lambda entry: entry[0] != "gpu_worker")
             commits_left = ledger.commit_some()
             planner.reconcile_leases()
         self._measure()
@@ -355,7 +353,7 @@ class Scheduler:
         self._is_fresh = False
         sent.sent_ns = now_ns
         self._in_flight.add(sent)
-        self._plans.append(("gpu_worker", plan))
+        self.outgoing.append(("gpu_worker", plan))
         return True
 
     def _announce(self, sequence: Sequence) -> None:

