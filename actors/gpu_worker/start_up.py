@@ -106,10 +106,9 @@ def start_stages(
         block_size=config.block_size,
         bytes_per_number=kv_dtype.itemsize,
     )
-    max_positions = model_config.max_positions
     if not device.is_cuda:
         kv_bytes = cpu_kv_bytes(config, shape, free_memory_bytes())
-        limits = worker_limits(config, shape, max_positions, kv_bytes, is_cuda=False)
+        limits = worker_limits(config, shape, model_config.max_positions, kv_bytes, is_cuda=False)
     else:
         # What the compiling processes hold is given back.
         held_bytes = 0 if compilation is not None else _held_bytes(device)
@@ -147,14 +146,16 @@ def start_stages(
     if flags:
         stages = replace(stages, executor=FaultyExecutor(loaded.model, kv_cache, flags))
     geometry = _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
-    if ledger is not None:
-        geometry = structs.replace(
-            geometry,
-            workspace_bytes=ledger.workspace_bytes,
-            graphs_bytes=ledger.graphs_bytes,
-            device_bytes=ledger.total_bytes,
-        )
-    return stages, geometry
+    return stages, geometry if ledger is None else _with_ledger(geometry, ledger)
+
+
+def _with_ledger(geometry: EngineGeometry, ledger: DeviceLedger) -> EngineGeometry:
+    return structs.replace(
+        geometry,
+        workspace_bytes=ledger.workspace_bytes,
+        graphs_bytes=ledger.graphs_bytes,
+        device_bytes=ledger.total_bytes,
+    )
 
 
 def _total_bytes(device: Device) -> int:
