@@ -171,7 +171,7 @@ def test_an_actor_that_dies_during_a_drain_lives_again_and_drains(
     daemon.wait_state("ready")
     pid = daemon.wait_actors({"detokenizer": "running"})["detokenizer"]
     daemon.process.send_signal(signal.SIGTERM)
-    wait_until("it drains", 5, lambda: daemon.status().state == "draining")
+    wait_until("it hears of the drain", 5, lambda: said(daemon, "detokenizer got Drain"))
     os.kill(pid, signal.SIGKILL)
     code, stderr = daemon.wait_end(10)
     assert code == 0
