@@ -120,6 +120,10 @@ class RequestStates:
         same = self.generation_np[slots] == generations
         self.finished_np[slots[same]] = True
 
+    def all_finished(self) -> bool:
+        """Whether no slot has a tenant that could go on, as far as the host knows."""
+        return bool(self.finished_np.all())
+
     def occupied(self) -> npt.NDArray[np.int32]:
         """Slots that have a tenant."""
         return np.flatnonzero(self.generation_np != FREE).astype(np.int32)

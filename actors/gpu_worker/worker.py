@@ -17,11 +17,12 @@ from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor, PendingOutput, StepIdentity
 from pillion.actors.gpu_worker.plan_rows import PlanRows
 from pillion.actors.gpu_worker.request_states import RequestStates
+from pillion.actors.gpu_worker.step_counters import StepCounters
 from pillion.actors.gpu_worker.step_faults import DeviceLost, failure_of, rows_of
 from pillion.messages.base import RingMessage
 from pillion.messages.control import PeerRestarted, Shutdown
 from pillion.messages.inboxes import WorkerInbox
-from pillion.messages.steps import StepPlan, StepTimes, TokenMasks
+from pillion.messages.steps import StepPlan, TokenMasks
 from pillion.runtime.clock import now_ns as clock_ns
 from pillion.runtime.errors import InvariantBroken
 
@@ -57,15 +58,8 @@ class Worker:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
         self.device_error: Exception | None = None
-        self.counters: dict[str, int | float] = {
-            "steps": 0,
-            "failed_steps": 0,
-            "prefill_tokens": 0,
-            "decode_tokens": 0,
-            "prepare_ns": 0,
-            "execute_ns": 0,
-            "output_ns": 0,
-        }
+        self._step_counters = StepCounters()
+        self.counters = self._step_counters.counters
         self.gauges: dict[str, int | float | str] = {}
         self.waits_for_device = False
         self._epoch = epoch
@@ -162,6 +156,7 @@ class Worker:
         self._plans.clear()
         self._plan = None
         self._forward = None
+        self._step_counters.nothing_waits()
         occupied = self._states.occupied()
         self._input_preparer.release(occupied)
         self._output_processor.release(occupied)
@@ -216,6 +211,7 @@ class Worker:
         started_ns: int,
     ) -> ForwardStep:
         """The first two stages of a step; preparation counts from when its plan was taken."""
+        self._step_counters.step_begins(started_ns)
         inputs = self._input_preparer.prepare(rows)
         prepared_ns = clock_ns()
         output = self._executor.execute(inputs)
@@ -256,7 +252,7 @@ class Worker:
             self._fail(error, forward.identity, forward.sequence_ids)
             return True
         times = forward.times(began_ns, clock_ns())
-        self._count(times)
+        self._step_counters.count_step(forward, times)
         self._launched.add(LaunchedStep(forward.identity, forward.sequence_ids, pending, times))
         return True
 
@@ -276,7 +272,10 @@ class Worker:
             self._fail(error, launched.identity, self._void())
             return
         self._launched.drop_oldest()
-        self._patience.note_collected(clock_ns())
+        collected_ns = clock_ns()
+        self._patience.note_collected(collected_ns)
+        if not self._launched and self._forward is None:
+            self._step_counters.step_collected(collected_ns, not self._states.all_finished())
         if launched.failure is not None:
             output = replace(output, failure=launched.failure)
         # An edge has no use for a step that had no rows.
@@ -319,12 +318,3 @@ class Worker:
         else:
             self._clear()
             self._awaits_fresh_plan = True
-
-    def _count(self, times: StepTimes) -> None:
-        counters = self.counters
-        counters["steps"] += 1
-        counters["prefill_tokens"] += times.num_prefill_tokens
-        counters["decode_tokens"] += times.num_decode_tokens
-        counters["prepare_ns"] += times.prepare_ns
-        counters["execute_ns"] += times.execute_ns
-        counters["output_ns"] += times.output_ns
