@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
 from pillion.messages.codec import unpack_ids
-from pillion.messages.control import DaemonStatus, StatusRequest
+from pillion.messages.control import DaemonStatus
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import (
     DetokenizeReply,
@@ -18,10 +18,9 @@ from pillion.messages.text import (
     TokenizeReply,
     Welcome,
 )
-from pillion.runtime.async_connection import AsyncConnection
+from pillion.runtime.async_client_link import AsyncClientLink
 from pillion.runtime.async_request_exchange import AsyncRequestExchange
 from pillion.runtime.async_request_stream import AsyncRequestStream
-from pillion.runtime.client_connection import socket_path
 from pillion.runtime.client_requests import (
     R,
     RequestOptions,
@@ -33,11 +32,10 @@ from pillion.runtime.client_requests import (
     tokenize_request,
 )
 from pillion.runtime.clock import NS_PER_S, now_ns
-from pillion.runtime.control_socket import ControlClient
-from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.control_socket import ask_status
+from pillion.runtime.link_options import LinkOptions
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.paths import RunDir
-from pillion.runtime.patience import REFUSED_PAUSE_S, Patience, was_refused
 from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
 from pillion.runtime.request_batch import RequestBatch
 from pillion.runtime.resumable import MAX_LOSSES, Ask, Question
@@ -63,23 +61,16 @@ class AsyncClient:
         max_losses: int = MAX_LOSSES,
     ) -> None:
         """As `Client`, without connecting yet."""
-        check_timeout("connect_timeout", connect_timeout)
-        check_timeout("reattach_timeout", reattach_timeout)
-        self._path = socket_path(name)
-        self._client_name = client_name or f"python-{os.getpid()}"
-        self._fairness_key = fairness_key
-        self._connect_timeout = connect_timeout
-        self._reattach_timeout = reattach_timeout
-        self._outlive_daemon = outlive_daemon
+        self._link_options = LinkOptions.of_arguments(
+            name, client_name, fairness_key, connect_timeout, reattach_timeout, outlive_daemon
+        )
+        self._link = AsyncClientLink(self._link_options)
         self._max_losses = max_losses
         self._ids = itertools.count()
-        self._connection: AsyncConnection | None = None
-        self._opening: asyncio.Lock | None = None
-        self._closed = False
 
     async def welcome(self) -> Welcome:
         """What the daemon said of itself when this client connected: model, limits, version."""
-        return (await self._connected()).welcome
+        return (await self._link.connected()).welcome
 
     @overload
     async def generate(
@@ -135,9 +126,7 @@ class AsyncClient:
         )
         if many:
             return await self._run_batch(requests)
-        answer = await AsyncRequestStream.start(
-            self, self._connected, requests[0], self._max_losses
-        )
+        answer = await AsyncRequestStream.start(self._link.connected, requests[0], self._max_losses)
         if stream:
             return answer
         async with answer:
@@ -225,16 +214,15 @@ class AsyncClient:
 
     async def status(self) -> DaemonStatus:
         """As `Client.status`."""
-        return await asyncio.to_thread(ask_status, RunDir(self._path.parent), self._connect_timeout)
+        directory = RunDir(self._link_options.path.parent)
+        return await asyncio.to_thread(ask_status, directory, self._link_options.connect_timeout_s)
 
     async def close(self) -> None:
         """Ends the connection; the daemon cancels what is open. The client cannot be used again."""
-        self._closed = True
-        if self._connection is not None:
-            self._connection.close()
+        self._link.close()
 
     async def __aenter__(self) -> Self:
-        await self._connected()
+        await self._link.connected()
         return self
 
     async def __aexit__(
@@ -248,58 +236,9 @@ class AsyncClient:
     def _next_request_id(self) -> str:
         return str(next(self._ids))
 
-    async def _connected(self, until_ns: int | None = None) -> AsyncConnection:
-        """A living connection. While the daemon lives it is waited for.
-
-        For `connect_timeout` seconds at the longest, after a lost connection for `reattach_timeout`.
-        """
-        timeout_s = self._connect_timeout if self._connection is None else self._reattach_timeout
-        latest_ns = now_ns() + int(timeout_s * NS_PER_S)
-        if until_ns is not None:
-            latest_ns = min(latest_ns, until_ns)
-        patience = Patience(self._path, latest_ns, outlive_daemon=self._outlive_daemon)
-        if was_refused(self._connection):
-            await asyncio.sleep(REFUSED_PAUSE_S)
-        while True:
-            try:
-                return await self._connect_once()
-            except DaemonUnavailable as error:
-                await asyncio.sleep(patience.pause_s(error, now_ns()))
-
-    async def _connect_once(self) -> AsyncConnection:
-        loop = asyncio.get_running_loop()
-        connection = self._connection
-        if connection is not None and connection.loop is not loop:
-            if not connection.loop.is_closed() and connection.lost is None:
-                raise RuntimeError(
-                    "this AsyncClient is in use on another event loop: make one client per loop, or use"
-                    " Client, which threads may share"
-                )
-            self._connection = self._opening = None
-        if self._opening is None:
-            self._opening = asyncio.Lock()
-        async with self._opening:
-            self._check_open()
-            if self._connection is None or self._connection.lost is not None:
-                self._connection = await AsyncConnection.open(
-                    self._path,
-                    self._client_name,
-                    self._fairness_key,
-                    self._connect_timeout,
-                    outlives_daemon=self._outlive_daemon,
-                )
-                if self._closed:  # meanwhile, by another task
-                    self._connection.close()
-                    self._check_open()
-            return self._connection
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DaemonUnavailable("this client was closed")
-
     async def _run_batch(self, requests: Sequence[GenerateRequest]) -> list[RequestOutput]:
         batch = RequestBatch(requests, now_ns())
-        exchange = AsyncRequestExchange(self._connected, self._max_losses)
+        exchange = AsyncRequestExchange(self._link.connected, self._max_losses)
         try:
             while not batch.finished:
                 while (request := batch.next_request(now_ns())) is not None:
@@ -315,22 +254,10 @@ class AsyncClient:
     async def _ask(self, request_id: str, message: Ask, kind: type[R], timeout: float | None) -> R:
         check_timeout("timeout", timeout)
         until = None if timeout is None else now_ns() + int(timeout * NS_PER_S)
-        exchange = AsyncRequestExchange(self._connected, self._max_losses)
+        exchange = AsyncRequestExchange(self._link.connected, self._max_losses)
         try:
             await exchange.send(Question(message), until)
             reply = await exchange.receive(until)
         finally:
             exchange.forget(request_id)
         return expect_reply(reply, kind, timeout)
-
-
-def ask_status(directory: RunDir, timeout_s: float) -> DaemonStatus:
-    """The state of the daemon in this run directory. Raises DaemonUnavailable."""
-    control = ControlClient(directory, timeout_s)
-    try:
-        reply = control.ask(StatusRequest())
-    finally:
-        control.close()
-    if not isinstance(reply, DaemonStatus):
-        raise DaemonUnavailable(f"the daemon answered {type(reply).__name__} instead of its status")
-    return reply

@@ -12,22 +12,21 @@ import msgspec
 from pillion.messages.codec import Codec
 from pillion.messages.inboxes import DaemonToClient
 from pillion.messages.text import CancelRequest, RequestFailed, Welcome
-from pillion.runtime.client_connection import (
+from pillion.runtime.client_requests import encode_frame
+from pillion.runtime.connection_end import (
     ABANDONED,
     CLOSED,
     HUNG_UP,
     ConnectionLost,
     Sink,
-    check_welcome,
-    connect_failure,
     connection_failed,
-    hello_frame,
     is_ending,
     not_understood,
 )
-from pillion.runtime.client_requests import encode_frame
+from pillion.runtime.daemon_socket import connect_failure
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.frame_buffer import FrameBuffer
+from pillion.runtime.greeting import check_welcome, hello_frame
 
 _BACKLOG_RETRY_S: Final = 0.01
 

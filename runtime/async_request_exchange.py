@@ -4,21 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from pillion.messages.inboxes import DaemonToClient
-from pillion.messages.text import GenerateChunk, GenerateRequest, RequestFailed
+from pillion.messages.text import GenerateRequest
 from pillion.runtime.async_connection import AsyncConnection
-from pillion.runtime.client_connection import ConnectionLost, Reply
 from pillion.runtime.clock import NS_PER_S, now_ns
+from pillion.runtime.connection_end import ConnectionLost, Reply
 from pillion.runtime.errors import DaemonUnavailable
-from pillion.runtime.resumable import (
-    MAX_LOSSES,
-    Question,
-    Resumable,
-    check_same_model,
-    lost_for_good,
-)
+from pillion.runtime.pending_requests import PendingRequests
+from pillion.runtime.resumable import MAX_LOSSES, Question, lost_for_good
 
 
-class AsyncRequestExchange:
+class AsyncRequestExchange(PendingRequests[AsyncConnection]):
     """Sends requests and receives their replies. After a lost connection it asks for the rest on another."""
 
     def __init__(
@@ -30,19 +25,13 @@ class AsyncRequestExchange:
 
         A request that is lost more often than `max_losses` in a row (see `Resumable`) is given up.
         """
-        self._max_losses = max_losses
+        super().__init__(max_losses)
         self._connect = connect
-        self._connection: AsyncConnection | None = None
-        self._open: dict[str, Resumable | Question] = {}
         self._replies: asyncio.Queue[Reply] = asyncio.Queue()
 
     async def send(self, message: GenerateRequest | Question, until_ns: int | None = None) -> None:
         """Sends a request. Raises DaemonUnavailable, and InvalidRequest for what cannot be sent."""
-        entry: Resumable | Question
-        if isinstance(message, GenerateRequest):
-            entry = Resumable(message, now_ns(), self._max_losses)
-        else:
-            entry = message
+        entry = self._entry(message)
         request_id = entry.request.client_request_id
         if self._connection is None:
             self._connection = await self._connect(until_ns)
@@ -68,7 +57,7 @@ class AsyncRequestExchange:
             except TimeoutError:
                 return None
             if not isinstance(reply, ConnectionLost):
-                return self._noted(reply)
+                return self._note(reply)
             await self._attach_again(reply, until_ns)
 
     def receive_more(self) -> list[DaemonToClient]:
@@ -81,54 +70,22 @@ class AsyncRequestExchange:
                 self._replies = asyncio.Queue()
                 self._replies.put_nowait(reply)
                 break
-            replies.append(self._noted(reply))
+            replies.append(self._note(reply))
         return replies
-
-    def forget(self, request_id: str) -> None:
-        """The request is over."""
-        self._open.pop(request_id, None)
-        if self._connection is not None:
-            self._connection.forget(request_id)
-
-    def close(self) -> None:
-        """Cancels what is open."""
-        while self._open:
-            request_id, _ = self._open.popitem()
-            if self._connection is not None:
-                self._connection.cancel(request_id)
-
-    def close_soon(self) -> None:
-        """As `close`, from a destructor."""
-        while self._open:
-            request_id, _ = self._open.popitem()
-            if self._connection is not None:
-                self._connection.cancel_soon(request_id)
-
-    def _noted(self, reply: DaemonToClient) -> DaemonToClient:
-        if isinstance(reply, GenerateChunk):
-            entry = self._open.get(reply.client_request_id)
-            if entry is not None:
-                entry.note(reply)
-        elif isinstance(reply, RequestFailed):
-            self.forget(reply.client_request_id)
-        return reply
 
     async def _attach_again(self, lost: ConnectionLost, until_ns: int | None) -> None:
         """Sends everything that is open again, on a connection that stays alive as long as that takes."""
         while True:
             if lost.final:
                 raise lost.error()
-            model_name = self._connection.welcome.model_name if self._connection else None
             try:
                 connection = await self._connect(until_ns)
             except DaemonUnavailable as error:
                 raise lost_for_good(lost, error) from error
-            check_same_model(model_name, connection.welcome)
-            self._connection = connection
+            self._move_to(connection)
             self._replies = asyncio.Queue()
             try:
-                for request_id, entry in list(self._open.items()):
-                    again = entry.again(lost, now_ns())
+                for request_id, again in self._open_again(lost):
                     await connection.submit(request_id, again, self._replies.put_nowait)
                 return
             except DaemonUnavailable as error:

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
@@ -18,8 +17,8 @@ from pillion.messages.text import (
     TokenizeReply,
     Welcome,
 )
-from pillion.runtime.async_client import AsyncClient, ask_status
-from pillion.runtime.client_connection import Connection, socket_path
+from pillion.runtime.async_client import AsyncClient
+from pillion.runtime.client_link import ClientLink
 from pillion.runtime.client_requests import (
     R,
     RequestOptions,
@@ -31,10 +30,10 @@ from pillion.runtime.client_requests import (
     tokenize_request,
 )
 from pillion.runtime.clock import NS_PER_S, now_ns
-from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.control_socket import ask_status
+from pillion.runtime.link_options import LinkOptions
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.paths import RunDir
-from pillion.runtime.patience import REFUSED_PAUSE_S, Patience, was_refused
 from pillion.runtime.prompts import ManyPrompts, Messages, OnePrompt
 from pillion.runtime.request_batch import DEFAULT_WINDOW, RequestBatch
 from pillion.runtime.request_exchange import RequestExchange
@@ -72,27 +71,17 @@ class Client:
         times in a row, each time soon after it was sent and before anything came of it, is given up: it may be
         what ends the other side.
         """
-        check_timeout("connect_timeout", connect_timeout)
-        check_timeout("reattach_timeout", reattach_timeout)
-        self._path = socket_path(name)
-        self._client_name = client_name or f"python-{os.getpid()}"
-        self._fairness_key = fairness_key
-        self._connect_timeout = connect_timeout
-        self._ids = itertools.count()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._connection: Connection | None = None
-        self._reattach_timeout = reattach_timeout
-        self._outlive_daemon = outlive_daemon
+        self._link_options = LinkOptions.of_arguments(
+            name, client_name, fairness_key, connect_timeout, reattach_timeout, outlive_daemon
+        )
         self._max_losses = max_losses
-        self._closed = False
-        self._closing = threading.Event()
-        self._connect_within(connect_timeout, None)
+        self._ids = itertools.count()
+        self._link = ClientLink(self._link_options)
 
     @property
     def welcome(self) -> Welcome:
         """What the daemon said of itself when this client connected: model, limits, version."""
-        return self._connected().welcome
+        return self._link.connected().welcome
 
     @overload
     def generate(
@@ -153,7 +142,7 @@ class Client:
         )
         if many:
             return self.run_batch(requests)
-        answer = RequestStream(self, self._connected, requests[0], self._max_losses)
+        answer = RequestStream(self._link.connected, requests[0], self._max_losses)
         if stream:
             return answer
         with answer:
@@ -214,7 +203,7 @@ class Client:
         `on_finished` is called with each answer as it becomes complete.
         """
         batch = RequestBatch(requests, now_ns(), window)
-        exchange = RequestExchange(self._connected, self._max_losses)
+        exchange = RequestExchange(self._link.connected, self._max_losses)
         try:
             while not batch.finished:
                 while (request := batch.next_request(now_ns())) is not None:
@@ -267,15 +256,13 @@ class Client:
 
     def status(self) -> DaemonStatus:
         """The daemon's state and its actors, as `pillion status` shows them."""
-        return ask_status(RunDir(self._path.parent), self._connect_timeout)
+        return ask_status(
+            RunDir(self._link_options.path.parent), self._link_options.connect_timeout_s
+        )
 
     def close(self) -> None:
         """Ends the connection; the daemon cancels what is open. The client cannot be used again."""
-        self._closed = True
-        self._closing.set()
-        connection = self._connection
-        if connection is not None and self._pid == os.getpid():
-            connection.close()
+        self._link.close()
 
     def __enter__(self) -> Self:
         return self
@@ -288,62 +275,14 @@ class Client:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_connection", None) is not None:
-            self.close()
-
     def next_request_id(self) -> str:
         """An id that no other request of this client has."""
         return str(next(self._ids))
 
-    def _connected(self, until_ns: int | None = None) -> Connection:
-        """A living connection. While the daemon lives it is waited for, `reattach_timeout` at the longest."""
-        return self._connect_within(self._reattach_timeout, until_ns)
-
-    def _connect_within(self, timeout_s: float, until_ns: int | None) -> Connection:
-        latest_ns = now_ns() + int(timeout_s * NS_PER_S)
-        if until_ns is not None:
-            latest_ns = min(latest_ns, until_ns)
-        patience = Patience(self._path, latest_ns, outlive_daemon=self._outlive_daemon)
-        if was_refused(self._connection):
-            self._closing.wait(REFUSED_PAUSE_S)
-        while True:
-            try:
-                return self._connect_once()
-            except DaemonUnavailable as error:
-                self._closing.wait(patience.pause_s(error, now_ns()))
-
-    def _connect_once(self) -> Connection:
-        if self._pid != os.getpid():
-            # A forked child: the parent's connection is not ours, and a thread of the parent may have
-            # held the locks.
-            self._lock = threading.Lock()
-            self._closing = threading.Event()
-            self._connection = None
-            self._pid = os.getpid()
-        with self._lock:
-            self._check_open()
-            if self._connection is None or self._connection.lost is not None:
-                self._connection = Connection(
-                    self._path,
-                    self._client_name,
-                    self._fairness_key,
-                    self._connect_timeout,
-                    outlives_daemon=self._outlive_daemon,
-                )
-                if self._closed:  # meanwhile, by another thread
-                    self._connection.close()
-                    self._check_open()
-            return self._connection
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DaemonUnavailable("this client was closed")
-
     def _ask(self, request_id: str, message: Ask, kind: type[R], timeout: float | None) -> R:
         check_timeout("timeout", timeout)
         until = None if timeout is None else now_ns() + int(timeout * NS_PER_S)
-        exchange = RequestExchange(self._connected, self._max_losses)
+        exchange = RequestExchange(self._link.connected, self._max_losses)
         try:
             exchange.send(Question(message), until)
             reply = exchange.receive(until)

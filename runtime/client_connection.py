@@ -1,123 +1,39 @@
-"""One connection to a daemon's text edge, shared by threads, and what both clients need to open one."""
+"""One connection to a daemon's text edge, shared by threads."""
 
-import errno
 import os
 import select
 import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeGuard
+from typing import Final
 
 import msgspec
 
 from pillion.messages.codec import Codec
 from pillion.messages.inboxes import DaemonToClient
-from pillion.messages.text import PROTOCOL_VERSION, CancelRequest, Hello, RequestFailed, Welcome
-from pillion.runtime.client_requests import encode_frame, error_of
+from pillion.messages.text import CancelRequest, RequestFailed, Welcome
+from pillion.runtime.client_requests import encode_frame
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
+from pillion.runtime.connection_end import (
+    ABANDONED,
+    CLOSED,
+    HUNG_UP,
+    ConnectionLost,
+    Sink,
+    connection_failed,
+    is_ending,
+    not_understood,
+)
+from pillion.runtime.daemon_socket import open_socket
 from pillion.runtime.errors import DaemonUnavailable, PillionError
 from pillion.runtime.frame_buffer import FrameBuffer
-from pillion.runtime.paths import check_socket_path, run_dir
+from pillion.runtime.greeting import check_welcome, hello_frame
 
 _RECEIVE_BYTES: Final = 256 * 1024
 # A daemon that takes no byte for so long is not alive.
 _SEND_TIMEOUT_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLost:
-    """Told to every open request when its connection ends.
-
-    `final`: it was ended on purpose, or the other side makes no sense; another connection is no remedy.
-    `refused`: the daemon is ending, and this client waits for the next one.
-    """
-
-    reason: str
-    final: bool = False
-    refused: bool = False
-
-    def error(self) -> DaemonUnavailable:
-        """The exception that tells a caller of it."""
-        return DaemonUnavailable(self.reason, may_pass=not self.final)
-
-
-CLOSED: Final = ConnectionLost("the client was closed", final=True)
-ABANDONED: Final = ConnectionLost("the connection belongs to the parent process", final=True)
-HUNG_UP: Final = ConnectionLost(
-    "the daemon closed the connection: see `pillion status` and `pillion logs`"
-)
-
-
-def connection_failed(error: OSError) -> ConnectionLost:
-    """The end that a socket's error brings."""
-    return ConnectionLost(f"the connection to the daemon was lost: {error}")
-
-
-def not_understood(error: Exception) -> ConnectionLost:
-    """The end that a daemon's nonsense brings."""
-    reason = f"the daemon sent something that this client does not understand: {error}"
-    return ConnectionLost(reason, final=True)
-
-
-def is_ending(reply: DaemonToClient) -> TypeGuard[RequestFailed]:
-    """Whether this is how a daemon that ends answers what is open, and what still comes."""
-    return isinstance(reply, RequestFailed) and reply.code == "unavailable"
-
-
-Reply = DaemonToClient | ConnectionLost
-Sink = Callable[[Reply], None]
-
-
-def socket_path(name: str | os.PathLike[str]) -> Path:
-    """Where a daemon's text edge is: by daemon name, or a path (anything with a slash)."""
-    path = os.fspath(name)
-    if os.sep not in path:
-        return run_dir(path).client_socket
-    check_socket_path(Path(path))
-    return Path(path)
-
-
-def open_socket(path: Path, timeout_s: float) -> socket.socket:
-    """A connected socket with this timeout set. Raises DaemonUnavailable."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(timeout_s)
-        connection.connect(os.fspath(path))
-    except OSError as error:
-        connection.close()
-        raise connect_failure(path, error) from error
-    return connection
-
-
-def hello_frame(client_name: str, fairness_key: str) -> bytes:
-    """The first frame of a client."""
-    return encode_frame(
-        Hello(
-            protocol_version=PROTOCOL_VERSION,
-            client_name=client_name,
-            fairness_key=fairness_key,
-        )
-    )
-
-
-def check_welcome(reply: object) -> Welcome:
-    """The Welcome if the daemon gave one. Raises the error that it gave instead."""
-    if isinstance(reply, Welcome):
-        if reply.protocol_version != PROTOCOL_VERSION:
-            raise DaemonUnavailable(
-                f"the daemon speaks version {reply.protocol_version} of the client protocol and this"
-                f" client version {PROTOCOL_VERSION}: use the same pillion on both sides"
-            )
-        return reply
-    if isinstance(reply, RequestFailed):
-        if reply.code == "unavailable":
-            raise DaemonUnavailable(reply.message)
-        raise error_of(reply)
-    raise DaemonUnavailable(f"the daemon did not greet but sent {type(reply).__name__}")
 
 
 class Connection:
@@ -342,32 +258,3 @@ def _abandon_connections() -> None:
 
 
 os.register_at_fork(after_in_child=_abandon_connections)
-
-
-def connect_failure(path: Path, error: OSError) -> DaemonUnavailable:
-    """The exception that says why no connection came about, and what the user can do."""
-    # Of a text edge that is not there yet or not any more, or that is busy.
-    passing = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno.EPIPE)
-    may_pass = isinstance(error, TimeoutError) or error.errno in passing
-    return DaemonUnavailable(_explain(path, error), may_pass=may_pass)
-
-
-def _explain(path: Path, error: OSError) -> str:
-    start = "start one with `pillion serve MODEL`"
-    if path.name == "client.sock":
-        name = path.parent.name
-        start = (
-            f"start one with `pillion serve MODEL --name {name}`" if name != "default" else start
-        )
-        whom = f"no Pillion daemon named {name!r} answers"
-    else:
-        whom = f"no Pillion daemon answers at {path}"
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return f"{whom} (there is no socket {path}): {start}"
-    if error.errno == errno.ECONNREFUSED:
-        return f"{whom} (the one that made {path} is gone): {start}"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return f"{whom}: this user may not open {path}; a daemon serves the user who started it"
-    if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
-        return f"{whom} in time: {path} is there but its daemon is busy or stopped"
-    return f"{whom}: {error}"

@@ -16,7 +16,7 @@ import msgspec
 from pillion.messages import inboxes
 from pillion.messages.base import EdgeMessage
 from pillion.messages.codec import FRAME_HEADER_BYTES, Codec, frame, frame_length
-from pillion.messages.control import ControlFailed, StopAccepted
+from pillion.messages.control import ControlFailed, DaemonStatus, StatusRequest, StopAccepted
 from pillion.runtime.errors import DaemonUnavailable, PillionError
 from pillion.runtime.paths import RunDir, claim_socket_path
 
@@ -152,3 +152,15 @@ class ControlClient:
                 raise ConnectionResetError("it hung up")
             data += received
         return bytes(data)
+
+
+def ask_status(directory: RunDir, timeout_s: float) -> DaemonStatus:
+    """The state of the daemon in this run directory. Raises DaemonUnavailable."""
+    control = ControlClient(directory, timeout_s)
+    try:
+        reply = control.ask(StatusRequest())
+    finally:
+        control.close()
+    if not isinstance(reply, DaemonStatus):
+        raise DaemonUnavailable(f"the daemon answered {type(reply).__name__} instead of its status")
+    return reply

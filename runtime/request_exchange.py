@@ -4,20 +4,16 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from pillion.messages.inboxes import DaemonToClient
-from pillion.messages.text import GenerateChunk, GenerateRequest, RequestFailed
-from pillion.runtime.client_connection import Connection, ConnectionLost, Reply
+from pillion.messages.text import GenerateRequest
+from pillion.runtime.client_connection import Connection
 from pillion.runtime.clock import NS_PER_S, now_ns
+from pillion.runtime.connection_end import ConnectionLost, Reply
 from pillion.runtime.errors import DaemonUnavailable
-from pillion.runtime.resumable import (
-    MAX_LOSSES,
-    Question,
-    Resumable,
-    check_same_model,
-    lost_for_good,
-)
+from pillion.runtime.pending_requests import PendingRequests
+from pillion.runtime.resumable import MAX_LOSSES, Question, lost_for_good
 
 
-class RequestExchange:
+class RequestExchange(PendingRequests[Connection]):
     """Sends requests and receives their replies. After a lost connection it asks for the rest on another.
 
     Not to be shared by threads.
@@ -30,21 +26,15 @@ class RequestExchange:
 
         A request that is lost more often than `max_losses` in a row (see `Resumable`) is given up.
         """
-        self._max_losses = max_losses
+        super().__init__(max_losses)
         self._connect = connect
-        self._connection: Connection | None = None
-        self._open: dict[str, Resumable | Question] = {}
         # One for each connection: a late reply of a connection that is lost must not be taken for one of the
         # next connection's.
         self._replies: SimpleQueue[Reply] = SimpleQueue()
 
     def send(self, message: GenerateRequest | Question, until_ns: int | None = None) -> None:
         """Sends a request. Raises DaemonUnavailable, and InvalidRequest for what cannot be sent."""
-        entry: Resumable | Question
-        if isinstance(message, GenerateRequest):
-            entry = Resumable(message, now_ns(), self._max_losses)
-        else:
-            entry = message
+        entry = self._entry(message)
         request_id = entry.request.client_request_id
         if self._connection is None:
             self._connection = self._connect(until_ns)
@@ -62,38 +52,9 @@ class RequestExchange:
 
         Raises DaemonUnavailable when the connection was lost and no other can be had.
         """
-        while True:
-            reply = self._next_reply(until_ns)
-            if isinstance(reply, ConnectionLost):
-                self._attach_again(reply, until_ns)
-                continue
-            if isinstance(reply, GenerateChunk):
-                entry = self._open.get(reply.client_request_id)
-                if entry is not None:
-                    entry.note(reply)
-            elif isinstance(reply, RequestFailed):
-                self.forget(reply.client_request_id)
-            return reply
-
-    def forget(self, request_id: str) -> None:
-        """The request is over."""
-        self._open.pop(request_id, None)
-        if self._connection is not None:
-            self._connection.forget(request_id)
-
-    def close(self) -> None:
-        """Cancels what is open."""
-        while self._open:
-            request_id, _ = self._open.popitem()
-            if self._connection is not None:
-                self._connection.cancel(request_id)
-
-    def close_soon(self) -> None:
-        """As `close`, from a destructor."""
-        while self._open:
-            request_id, _ = self._open.popitem()
-            if self._connection is not None:
-                self._connection.cancel_soon(request_id)
+        while isinstance(reply := self._next_reply(until_ns), ConnectionLost):
+            self._attach_again(reply, until_ns)
+        return None if reply is None else self._note(reply)
 
     def _next_reply(self, until_ns: int | None) -> Reply | None:
         # Read before the queue: a reply that is there counts, also when the connection is lost since. After
@@ -115,17 +76,15 @@ class RequestExchange:
         while True:
             if lost.final:
                 raise lost.error()
-            model_name = self._connection.welcome.model_name if self._connection else None
             try:
-                self._connection = self._connect(until_ns)
+                connection = self._connect(until_ns)
             except DaemonUnavailable as error:
                 raise lost_for_good(lost, error) from error
-            check_same_model(model_name, self._connection.welcome)
+            self._move_to(connection)
             self._replies = SimpleQueue()
             try:
-                for request_id, entry in self._open.items():
-                    again = entry.again(lost, now_ns())
-                    self._connection.submit(request_id, again, self._replies.put)
+                for request_id, again in self._open_again(lost):
+                    connection.submit(request_id, again, self._replies.put)
                 return
             except DaemonUnavailable as error:
                 lost = ConnectionLost(str(error), not error.may_pass)

@@ -6,15 +6,13 @@ from typing import Self
 
 from pillion.messages.text import GenerateRequest
 from pillion.runtime.client_connection import Connection
-from pillion.runtime.client_requests import guard_ns, no_answer
-from pillion.runtime.clock import now_ns
+from pillion.runtime.open_answer import OpenAnswer
 from pillion.runtime.outputs import RequestOutput
-from pillion.runtime.request_assembly import RequestAssembly
 from pillion.runtime.request_exchange import RequestExchange
 from pillion.runtime.resumable import MAX_LOSSES
 
 
-class RequestStream:
+class RequestStream(OpenAnswer[RequestExchange]):
     """Iterates over what is new of an answer; `output` is the answer so far.
 
     Closing it, leaving its `with` block or dropping it cancels the request in the daemon. Not to be shared
@@ -25,30 +23,17 @@ class RequestStream:
 
     def __init__(
         self,
-        owner: object,
         connect: Callable[[int | None], Connection],
         request: GenerateRequest,
         max_losses: int = MAX_LOSSES,
     ) -> None:
-        self._owner = owner  # its end would close the connection
-        self._deadline_ms = request.deadline_ms
-        self._guard_ns = guard_ns(request.deadline_ms, now_ns())
-        params = request.sampling_params
-        self._assembly = RequestAssembly(
-            request.client_request_id, params.n if params else 1, request.prompt
-        )
-        self._exchange = RequestExchange(connect, max_losses)
-        self._open = True
+        """Sends the request. Raises DaemonUnavailable."""
+        super().__init__(request, RequestExchange(connect, max_losses))
         try:
             self._exchange.send(request, self._guard_ns)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def output(self) -> RequestOutput:
-        """Everything received so far."""
-        return self._assembly.output
 
     def __iter__(self) -> Self:
         return self
@@ -57,26 +42,10 @@ class RequestStream:
         if not self._open:
             raise StopIteration
         try:
-            reply = self._exchange.receive(self._guard_ns)
-            if reply is None:
-                raise no_answer(self._deadline_ms)
-            new = self._assembly.take(reply)
+            return self._take(self._exchange.receive(self._guard_ns))
         except BaseException:  # an interrupt too ends the iteration, and with it the request
             self.close()
             raise
-        if self._assembly.ended:
-            self.close()
-        return new
-
-    def close(self) -> None:
-        """Cancels the request unless it has ended."""
-        if not self._open:
-            return
-        self._open = False
-        if self._assembly.ended:
-            self._exchange.forget(self._assembly.output.request_id)
-        else:
-            self._exchange.close()
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +57,3 @@ class RequestStream:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_open", False):
-            self._exchange.close_soon()

@@ -19,8 +19,8 @@ from pillion.messages.text import (
     TokenizeRequest,
     Welcome,
 )
-from pillion.runtime.client_connection import ConnectionLost
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S
+from pillion.runtime.connection_end import ConnectionLost
 from pillion.runtime.errors import DaemonUnavailable
 
 # A request that is lost so often in a row, each time so soon after it was sent and before anything has come
@@ -119,9 +119,9 @@ class Question:
         return self.request
 
 
-def check_same_model(model_name: str | None, welcome: Welcome) -> None:
+def check_same_model(model_name: str, welcome: Welcome) -> None:
     """An answer goes on only with the model that began it. Raises DaemonUnavailable."""
-    if model_name not in (None, welcome.model_name):
+    if model_name != welcome.model_name:
         raise DaemonUnavailable(
             f"the daemon that began this request served {model_name!r} and is gone; the one in its place serves"
             f" {welcome.model_name!r}"

@@ -13,8 +13,9 @@ import msgspec
 
 from pillion.messages.control import DaemonStatus, EngineGeometry
 from pillion.messages.sampling import SamplingParams
-from pillion.runtime.async_client import AsyncClient, ask_status
+from pillion.runtime.async_client import AsyncClient
 from pillion.runtime.config import EngineConfig
+from pillion.runtime.control_socket import ask_status
 from pillion.runtime.daemon import DaemonProcess, locate_model, start_daemon
 from pillion.runtime.errors import PillionError
 from pillion.runtime.outputs import RequestMetrics

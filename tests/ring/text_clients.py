@@ -20,8 +20,8 @@ from pillion.messages.text import (
     Hello,
     Welcome,
 )
-from pillion.runtime.client_connection import ConnectionLost
 from pillion.runtime.config import EngineConfig
+from pillion.runtime.connection_end import ConnectionLost
 from pillion.runtime.errors import InvariantBroken, RequestError
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.request_assembly import RequestAssembly

@@ -196,8 +196,10 @@ def test_a_client_follows_its_user_to_the_next_loop(edge: FakeTextEdge) -> None:
         output = await client.generate("a")
         if close:
             await client.close()
-        elif client._connection is not None:
-            client._connection.close()  # or its transport would complain about the loop's end
+        else:
+            (
+                await client._link.connected()
+            ).close()  # or its transport would complain about the loop's end
             await asyncio.sleep(0)
         return output.outputs[0].text
 

@@ -406,7 +406,7 @@ def test_a_forked_child_opens_its_own_connection(client: Client, edge: FakeTextE
 def test_dropping_a_stream_while_a_frame_is_sent(client: Client, edge: FakeTextEdge) -> None:
     """A garbage collector may run a stream's destructor on a thread that is just sending."""
     streams = [client.generate("MUTE", stream=True) for _ in range(3)]
-    connection = client._connected()
+    connection = client._link.connected()
     with connection._send_lock:  # as that thread would hold it
         streams.clear()
         assert edge.cancelled == []

@@ -5,7 +5,7 @@ import pytest
 from pillion.messages.codec import pack_ids, unpack_ids
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import GenerateChunk, GenerateRequest
-from pillion.runtime.client_connection import ConnectionLost
+from pillion.runtime.connection_end import ConnectionLost
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.resumable import MAX_LOSSES, SOON_NS, Resumable
 

@@ -16,7 +16,7 @@ from pillion.messages.ids import FINISH_LENGTH, FINISH_STOP
 from pillion.messages.requests import AbortRequest, NewRequest
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import GenerateChunk, GenerateRequest
-from pillion.runtime.client_connection import ConnectionLost
+from pillion.runtime.connection_end import ConnectionLost
 from pillion.runtime.outputs import CompletionOutput
 from pillion.runtime.request_assembly import RequestAssembly
 from pillion.runtime.resumable import Resumable

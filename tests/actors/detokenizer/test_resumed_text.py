@@ -20,7 +20,7 @@ from pillion.messages.text import (
     RequestFailed,
     Resume,
 )
-from pillion.runtime.client_connection import ConnectionLost
+from pillion.runtime.connection_end import ConnectionLost
 from pillion.runtime.resumable import Resumable
 
 NewEdge = Callable[[], EdgeRig]
