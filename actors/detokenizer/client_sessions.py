@@ -14,7 +14,6 @@ STALLED_AFTER_NS: Final = 60 * 1_000_000_000
 # The same for one for which so much text, ids and log-probabilities wait.
 MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
 MAX_SESSIONS: Final = 1024
-MAX_FAIRNESS_KEY_CHARS: Final = 256
 
 
 class Session:

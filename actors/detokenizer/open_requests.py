@@ -13,7 +13,7 @@ from pillion.actors.detokenizer.tokenizer import Tokenizer
 from pillion.messages.ids import FinishReason, RequestId, SequenceId
 from pillion.messages.requests import NewRequest
 from pillion.messages.sampling import SamplingParams
-from pillion.messages.text import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from pillion.messages.text import DetokenizeRequest, TokenizeRequest
 
 
 class OpenSample:
@@ -163,7 +163,6 @@ class OpenRequest:
 
     request_id: RequestId
     session: Session
-    message: GenerateRequest | None  # until the prompt is tokenized
     client_request_id: str
     params: SamplingParams
     stream: bool
@@ -171,7 +170,6 @@ class OpenRequest:
     deadline_ns: int | None
     priority: int
     cache_salt: str
-    size_bytes: int  # of its frame
     samples: list[OpenSample] = field(default_factory=list)
     # As the scheduler got it; None until then.
     admitted: NewRequest | None = None
@@ -199,7 +197,6 @@ class OpenRequest:
 class OpenQuestion:
     """A client asks for tokens or text and not for an answer of the model."""
 
-    request_id: int  # in the same numbering, so that a job's id says whose it is
+    question_id: int  # in the numbering of requests
     session: Session
     message: TokenizeRequest | DetokenizeRequest
-    size_bytes: int
