@@ -166,6 +166,7 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     restarts: dict[str, int] = {}  # by how the life before ended: killed, exited, failed, hung
     last_death: str | None = None
     last_death_s_ago: float | None = None
+    rates: dict[str, float] = {}  # growth of `counters` per second, between the last two reports
 
 
 class DaemonStatus(EdgeMessage, frozen=True):

@@ -17,6 +17,7 @@ EXIT_INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "serve": ("pillion.runtime.commands.serve", "start a daemon that serves a model"),
     "status": ("pillion.runtime.commands.status", "show how a daemon is doing"),
+    "top": ("pillion.runtime.commands.top", "watch a daemon in the terminal"),
     "stop": ("pillion.runtime.commands.stop", "stop a daemon"),
     "logs": ("pillion.runtime.commands.logs", "show a daemon's log"),
     "generate": ("pillion.runtime.commands.generate", "complete a prompt"),

@@ -16,6 +16,7 @@ from pillion.messages.control import (
 )
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.config import EngineConfig
+from pillion.runtime.counter_rates import CounterRates
 from pillion.runtime.proc_files import age_s, cpu_seconds, rss_bytes
 from pillion.runtime.supervision import Child
 
@@ -31,6 +32,14 @@ class _Deaths:
     last_ns: int = 0
 
 
+@dataclass(slots=True)
+class _Reports:
+    """What one life of an actor has reported."""
+
+    latest: ActorStats
+    rates: CounterRates = field(default_factory=CounterRates)
+
+
 class StatusBoard:
     """The daemon's state and what its actors have reported."""
 
@@ -41,7 +50,7 @@ class StatusBoard:
         self.ready_after_s: float | None = None
         self._config = config
         self._phases: list[StartPhase] = []
-        self._stats: dict[str, ActorStats] = {}
+        self._reports: dict[str, _Reports] = {}
         self._deaths: dict[str, _Deaths] = {}
 
     @property
@@ -50,8 +59,12 @@ class StatusBoard:
         return self._config.served_model_name or self._config.model
 
     def note_stats(self, stats: ActorStats) -> None:
-        """Keeps an actor's latest counters and gauges."""
-        self._stats[stats.actor] = stats
+        """Keeps an actor's latest counters and gauges, and how fast the counters grow."""
+        reports = self._reports.get(stats.actor)
+        if reports is None or reports.latest.epoch != stats.epoch:
+            reports = self._reports[stats.actor] = _Reports(stats)
+        reports.latest = stats
+        reports.rates.note(stats.counters, now_ns())
 
     def note_phase(self, phase: StartPhase) -> None:
         """Keeps where the time of each actor's latest start went."""
@@ -77,10 +90,11 @@ class StatusBoard:
 
     def steps_if_open(self, epoch: int) -> int | None:
         """How many steps this life of the scheduler has had answered; None if no request is open there."""
-        stats = self._stats.get("scheduler")
-        if stats is None or stats.epoch != epoch or not stats.gauges.get("open"):
+        reports = self._reports.get("scheduler")
+        if reports is None or reports.latest.epoch != epoch:
             return None
-        return int(stats.counters.get("steps", 0))
+        stats = reports.latest
+        return int(stats.counters.get("steps", 0)) if stats.gauges.get("open") else None
 
     def not_ready(self, children: Collection[Child]) -> str | None:
         """Why a request would wait or fail now; None if it would run."""
@@ -137,9 +151,9 @@ class StatusBoard:
         return f"recovering {', '.join(missing) or 'the model'}{told}"
 
     def _actor(self, child: Child) -> ActorStatus:
-        stats = self._stats.get(child.name)
-        if stats is not None and stats.epoch != child.epoch:
-            stats = None
+        reports = self._reports.get(child.name)
+        if reports is not None and reports.latest.epoch != child.epoch:
+            reports = None
         state: str = child.state
         if state == "running" and self.state == "draining":
             state = "draining"
@@ -151,9 +165,10 @@ class StatusBoard:
             epoch=child.epoch,
             rss_bytes=rss_bytes(child.pid) if child.alive else 0,
             cpu_seconds=cpu_seconds(child.pid) if child.alive else 0.0,
-            counters=stats.counters if stats else {},
-            gauges=stats.gauges if stats else {},
+            counters=reports.latest.counters if reports else {},
+            gauges=reports.latest.gauges if reports else {},
             restarts=dict(deaths.kinds) if deaths else {},
             last_death=deaths.last if deaths else None,
             last_death_s_ago=(now_ns() - deaths.last_ns) / NS_PER_S if deaths else None,
+            rates=reports.rates.at(now_ns()) if reports else {},
         )

@@ -15,6 +15,7 @@ from pillion.actors.gateway.completions import completions
 from pillion.actors.gateway.exchange import Exchange
 from pillion.actors.gateway.gateway import Gateway
 from pillion.actors.gateway.http_errors import ApiShape
+from pillion.actors.gateway.live_status import live_status
 from pillion.actors.gateway.openai_replies import (
     ChatChunk,
     ChatCompletion,
@@ -32,9 +33,11 @@ from pillion.actors.gateway.openai_requests import (
     EmbeddingBody,
     TokenizeBody,
 )
+from pillion.actors.gateway.page_files import index, page_file
 from pillion.actors.gateway.responses import responses
 from pillion.actors.gateway.responses_replies import Response
 from pillion.actors.gateway.responses_requests import ResponsesRequest
+from pillion.runtime.live_view import LiveView
 
 Serve = Callable[[Gateway, Exchange, bytes], Awaitable[None]]
 
@@ -104,8 +107,11 @@ ROUTES: Final = (
         "POST", "/detokenize", model_routes.detokenize, body=DetokenizeBody, answer=DetokenizeAnswer
     ),
     RouteSpec("GET", "/version", model_routes.version, answer=VersionAnswer),
+    RouteSpec("GET", "/status", live_status, answer=LiveView),
     RouteSpec("GET", "/live", model_routes.live, guarded=False),
     RouteSpec("GET", "/ready", model_routes.ready, guarded=False),
     RouteSpec("GET", "/health", model_routes.ready, guarded=False),
     RouteSpec("GET", "/metrics", model_routes.metrics),
+    RouteSpec("GET", "/", index, guarded=False),
+    RouteSpec("GET", "/page/{name}", page_file, guarded=False),
 )

@@ -104,14 +104,16 @@ async def test_every_answer_has_an_id_which_the_client_may_choose(rig: GatewayRi
         assert (await rig.get("/live", {"x-request-id": bad})).headers["x-request-id"] != bad
 
 
-async def test_keys_guard_every_route_but_the_probes(start_rig: StartRig, tmp_path: Path) -> None:
+async def test_keys_guard_every_route_but_the_probes_and_the_files_of_the_page(
+    start_rig: StartRig, tmp_path: Path
+) -> None:
     keys = tmp_path / "keys"
     keys.write_text("second\n\n third \n")
     rig = await start_rig(api_key="first", api_key_file=str(keys))
     for spec in ROUTES:
-        path = spec.path.replace("{model:path}", "fake")
+        path = spec.path.replace("{model:path}", "fake").replace("{name}", "main.js")
         answer = await (await rig.client()).ask(spec.method, path, b"{}")
-        if path in ("/live", "/ready", "/health"):
+        if path in ("/live", "/ready", "/health", "/", "/page/main.js"):
             assert answer.status == 200, path
         else:
             assert answer.status == 401, path

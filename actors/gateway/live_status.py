@@ -1,0 +1,22 @@
+"""GET /status: the daemon and its actors at this moment."""
+
+import msgspec
+
+from pillion.actors.gateway.exchange import Exchange
+from pillion.actors.gateway.gateway import Gateway
+from pillion.actors.gateway.http_errors import RETRY_AFTER_S, HttpError
+from pillion.actors.gateway.metrics_page import ask_status
+from pillion.runtime.live_view import live_view
+
+
+async def live_status(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
+    """Shows the daemon and its actors at this moment, as the page and `pillion top` do."""
+    status = await ask_status(gateway.run_dir)
+    if status is None:
+        raise HttpError(
+            503,
+            "the launcher does not answer: the daemon is overloaded or ends",
+            code="unavailable",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    await exchange.reply(200, msgspec.json.encode(live_view(status)))
