@@ -6,10 +6,20 @@ all that scheduler and worker ever see.
 """
 
 import copy
-import numbers
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
+
+from pillion.messages.structured_outputs import StructuredOutputsParams
+from pillion.messages.value_checks import (
+    check_integer,
+    check_number,
+    check_strings,
+    check_token_ids,
+    plain_integer,
+    plain_number,
+    shown,
+)
 
 MAX_N: Final = 128
 MAX_LOGPROBS: Final = 64
@@ -24,60 +34,6 @@ MAX_BAD_WORD_SEQUENCES: Final = 2 * MAX_BAD_WORDS
 MAX_BAD_WORD_TOKENS: Final = 32
 # A sequence's stop ids and the model's end-of-sequence ids together.
 MAX_END_TOKEN_IDS: Final = MAX_STOP_TOKEN_IDS + 32
-
-_STRUCTURES: Final = ("json", "regex", "choice", "grammar", "json_object")
-
-
-class StructuredOutputsParams(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
-    """What the answer must look like; exactly one of json, regex, choice, grammar and json_object.
-
-    Whether the structure itself makes sense is found out when it is compiled, by the text edge.
-    """
-
-    json: str | dict[str, Any] | bool | None = None  # a JSON schema
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None  # in GBNF ("root ::= ...") or in llguidance's dialect of Lark
-    json_object: bool | None = None
-    disable_any_whitespace: bool = False  # of json and json_object: none between the tokens
-    whitespace_pattern: str | None = None  # likewise: the regex of what may stand there
-
-    def __post_init__(self) -> None:
-        self.verify()
-
-    @property
-    def kind(self) -> str:
-        """The name of the structure that is given."""
-        return next(name for name in _STRUCTURES if getattr(self, name) not in (None, False))
-
-    def verify(self) -> None:
-        """Raises ValueError unless exactly one structure is given."""
-        given = [name for name in _STRUCTURES if getattr(self, name) is not None]
-        if self.json_object is False:
-            given.remove("json_object")
-        if self.json is False:
-            raise ValueError("structured_outputs.json is false: no answer matches that schema")
-        if len(given) != 1:
-            raise ValueError(
-                f"structured_outputs takes exactly one of {', '.join(_STRUCTURES)},"
-                f" got {' and '.join(given) or 'none'}"
-            )
-        if self.choice is not None and not (
-            isinstance(self.choice, list | tuple)
-            and self.choice
-            and all(isinstance(each, str) and each for each in self.choice)
-        ):
-            raise ValueError("structured_outputs.choice takes non-empty strings, at least one")
-        for name in ("regex", "grammar", "whitespace_pattern"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"structured_outputs.{name} must be a string, got {_shown(value)}")
-        if not isinstance(self.json, str | dict | bool | None):
-            raise ValueError(
-                f"structured_outputs.json takes a JSON schema, got {_shown(self.json)}"
-            )
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -136,21 +92,21 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         Numbers of other libraries (NumPy's) and tuples become Python's numbers and lists first.
         """
         self._normalize()
-        _integer("n", self.n, 1, MAX_N)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0)
+        check_integer("n", self.n, 1, MAX_N)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        check_number("temperature", self.temperature, 0.0, 100.0)
+        check_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise ValueError("top_p must be above 0 and at most 1, got 0")
-        _integer("top_k", self.top_k, -1, MAX_TOP_K)
-        _number("min_p", self.min_p, 0.0, 1.0)
+        check_integer("top_k", self.top_k, -1, MAX_TOP_K)
+        check_number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+            check_integer("seed", self.seed, -(2**63), 2**63 - 1)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
@@ -162,9 +118,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
                     f"{name}=-1 (every token) is not supported, at most {MAX_LOGPROBS}"
                 )
             if value is not None:
-                _integer(name, value, 0, MAX_LOGPROBS)
+                check_integer(name, value, 0, MAX_LOGPROBS)
         if self.truncate_prompt_tokens is not None:
-            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
+            check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
         self._verify_flags()
         self._verify_lists()
         self._verify_structure()
@@ -173,18 +129,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in _NUMBERS:
             value = getattr(self, name)
             if type(value) is not float:
-                setattr(self, name, _plain_number(value))
+                setattr(self, name, plain_number(value))
         for name in _INTEGERS:
             value = getattr(self, name)
             if value is not None and type(value) is not int:
-                setattr(self, name, _plain_integer(value))
+                setattr(self, name, plain_integer(value))
         for name in _LISTS:
             values = getattr(self, name)
             if isinstance(values, list | tuple):
-                setattr(self, name, [_plain_integer(value) for value in values])
+                setattr(self, name, [plain_integer(value) for value in values])
         if isinstance(self.logit_bias, dict):
             self.logit_bias = {
-                _plain_integer(token_id): _plain_number(bias)
+                plain_integer(token_id): plain_number(bias)
                 for token_id, bias in self.logit_bias.items()
             }
         if isinstance(self.seed, int) and self.seed == -1:
@@ -210,25 +166,25 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         if self.stop is not None:
             if not isinstance(self.stop, str | list):
                 raise ValueError(
-                    f"stop must be a string or a list of strings, got {_shown(self.stop)}"
+                    f"stop must be a string or a list of strings, got {shown(self.stop)}"
                 )
-            _strings("stop", self.stop_strings, MAX_STOP_STRINGS)
+            check_strings("stop", self.stop_strings, MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS)
         if self.stop_strings and not self.detokenize:
             raise ValueError("stop needs detokenize=True: stop strings are found in the text")
         if self.bad_words is not None:
-            _strings("bad_words", self.bad_words, MAX_BAD_WORDS)
-        _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
-        _token_ids("allowed_token_ids", self.allowed_token_ids, None)
+            check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_STRING_CHARS)
+        check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        check_token_ids("allowed_token_ids", self.allowed_token_ids, None)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids must name at least one token, got an empty list")
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
                 raise ValueError(
-                    f"logit_bias must map token ids to numbers, got {_shown(self.logit_bias)}"
+                    f"logit_bias must map token ids to numbers, got {shown(self.logit_bias)}"
                 )
-            _token_ids("logit_bias", list(self.logit_bias), MAX_LOGIT_BIAS)
+            check_token_ids("logit_bias", list(self.logit_bias), MAX_LOGIT_BIAS)
             for token_id, bias in self.logit_bias.items():
-                _number(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+                check_number(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
 
     def _verify_structure(self) -> None:
         structure = self.structured_outputs
@@ -236,7 +192,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             return
         if not isinstance(structure, StructuredOutputsParams):
             raise ValueError(
-                f"structured_outputs takes StructuredOutputsParams, got {_shown(structure)}"
+                f"structured_outputs takes StructuredOutputsParams, got {shown(structure)}"
             )
         if self.allowed_token_ids is not None:
             raise ValueError(
@@ -299,68 +255,3 @@ _INTEGERS: Final = (
     "truncate_prompt_tokens",
 )
 _LISTS: Final = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
-
-
-def _plain_number(value: Any) -> Any:
-    """A Python float, if the value is a real number that fits one; else the value itself."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return value
-    try:
-        return float(value)
-    except OverflowError:
-        return value
-
-
-def _plain_integer(value: Any) -> Any:
-    """A Python int, if the value is an integer of another library; else the value itself."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        return value
-    return int(value)
-
-
-def _shown(value: Any) -> str:
-    """The value for an error message, in a few words whatever its size."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    return f"{value!r:.80}"
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be an integer, got {_shown(value)}")
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be between {low} and {high}, got {_shown(value)}")
-
-
-def _number(name: str, value: Any, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} must be a number, got {_shown(value)}")
-    # Not a number lies between no two numbers.
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be between {low:g} and {high:g}, got {_shown(value)}")
-
-
-def _strings(name: str, values: Any, most: int) -> None:
-    if not isinstance(values, list):
-        raise ValueError(f"{name} must be a list of strings, got {_shown(values)}")
-    if len(values) > most:
-        raise ValueError(f"{name} takes at most {most} strings, got {len(values)}")
-    for value in values:
-        if not isinstance(value, str) or not value:
-            raise ValueError(f"{name} takes non-empty strings, got {_shown(value)}")
-        if len(value) > MAX_STOP_STRING_CHARS:
-            raise ValueError(
-                f"{name} takes strings of at most {MAX_STOP_STRING_CHARS} characters, got {len(value)}"
-            )
-
-
-def _token_ids(name: str, values: Any, most: int | None) -> None:
-    if values is None:
-        return
-    if not isinstance(values, list):
-        raise ValueError(f"{name} must be a list of token ids, got {_shown(values)}")
-    if most is not None and len(values) > most:
-        raise ValueError(f"{name} takes at most {most} token ids, got {len(values)}")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise ValueError(f"{name} takes token ids from 0 up, got {_shown(value)}")

@@ -4,15 +4,16 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final, assert_never
 
 from pillion.messages import control, inboxes
 from pillion.runtime.channels import Inbox, Post
-from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
+from pillion.runtime.clock import NS_PER_MS, now_ns
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.control_socket import ControlServer
+from pillion.runtime.daemon_end import DaemonEnd
+from pillion.runtime.endings import Endings, Failure, Stop
 from pillion.runtime.errors import PillionError
 from pillion.runtime.launch_report import LaunchReport
 from pillion.runtime.paths import RunDir
@@ -24,31 +25,6 @@ from pillion.runtime.supervision import ActorSpec, Child, Supervisor
 logger = logging.getLogger(__name__)
 
 NAME: Final = "launcher"
-DRAIN_SLACK_S: Final = 1.0  # for the last chunks of requests that ran into the drain's deadline
-SHUTDOWN_GRACE_S: Final = 2.0
-STOP_NOW_GRACE_S: Final = 0.5
-FAILURE_GRACE_S: Final = 1.0
-KILL_DEADLINE_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Somebody wants the daemon to end."""
-
-    drain_s: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The daemon cannot go on: a child that failed, or what went wrong in the launcher itself."""
-
-    cause: Child | str
-
-    @property
-    def message(self) -> str:
-        """One line, as known so far."""
-        return self.cause if isinstance(self.cause, str) else self.cause.how_it_ended()
 
 
 class Launcher:
@@ -72,16 +48,17 @@ class Launcher:
         self._control = ControlServer(self._answer)
         self._post = Post(run_dir)
         self._inbox: Inbox[Any] | None = None
-        self._endings: asyncio.Queue[Stop | Failure] = asyncio.Queue()
-        self._ending = False
-        self._drained = asyncio.Event()
+        self._endings = Endings()
         self._recovery = Recovery(
             config,
             self._board,
             self._supervisor,
             self._post,
             service,
-            lambda cause: self._end(Failure(cause)),
+            lambda cause: self._endings.put(Failure(cause)),
+        )
+        self._end = DaemonEnd(
+            self._endings, self._board, self._supervisor, self._recovery, service, report
         )
 
     async def run(self, lifetime_fd: int | None = None) -> int:
@@ -91,13 +68,13 @@ class Launcher:
         """
         try:
             await self._open(lifetime_fd)
-            ending = await self._endings.get()
+            ending = await self._endings.next()
             served = self._board.state in ("ready", "recovering")
             if isinstance(ending, Stop) and served and ending.drain_s > 0:
-                ending = await self._drain(ending)
+                ending = await self._end.drain(ending)
             if isinstance(ending, Failure):
-                return await self._fail(ending)
-            return await self._stop(ending)
+                return await self._end.fail(ending)
+            return await self._end.stop(ending)
         finally:
             self._control.close()
             self._supervisor.close()
@@ -125,7 +102,7 @@ class Launcher:
         try:
             self._supervisor.start()
         except OSError as error:
-            self._end(Failure(f"cannot start an actor: {error}"))
+            self._endings.put(Failure(f"cannot start an actor: {error}"))
 
     def _show_life(self) -> None:
         """Shows the service manager that this loop comes round, as long as there is a daemon to keep."""
@@ -136,25 +113,21 @@ class Launcher:
 
     # What ends a daemon.
 
-    def _end(self, ending: Stop | Failure) -> None:
-        self._ending = True
-        self._endings.put_nowait(ending)
-
     def _on_signal(self, number: signal.Signals) -> None:
-        drain_s = 0.0 if self._ending else self._config.drain_s
-        self._end(Stop(drain_s, number.name))
+        drain_s = 0.0 if self._endings.any_came else self._config.drain_s
+        self._endings.put(Stop(drain_s, number.name))
 
     def _on_parent_gone(self, loop: asyncio.AbstractEventLoop, lifetime_fd: int) -> None:
         if os.read(lifetime_fd, 1) == b"":
             loop.remove_reader(lifetime_fd)
-            self._end(Stop(0.0, "the process that started it has ended"))
+            self._endings.put(Stop(0.0, "the process that started it has ended"))
 
     def _on_start_timeout(self) -> None:
         if self._board.state == "starting":
             missing = [c.name for c in self._supervisor.children.values() if c.state != "running"]
             waiting_for = ", ".join(missing) or "the worker's EngineGeometry"
             limit = self._config.start_timeout_s
-            self._end(
+            self._endings.put(
                 Failure(f"not ready after start_timeout_s = {limit:g} s: waiting for {waiting_for}")
             )
 
@@ -162,7 +135,7 @@ class Launcher:
         error = context.get("exception")
         logger.error("the launcher fails: %s", context["message"], exc_info=error)
         reason = f"{type(error).__name__}: {error}" if error else context["message"]
-        self._end(Failure(f"{NAME} (pid {os.getpid()}) failed: {reason}"))
+        self._endings.put(Failure(f"{NAME} (pid {os.getpid()}) failed: {reason}"))
 
     def _on_exit(self, child: Child) -> None:
         ending = self._recovery.is_over
@@ -200,7 +173,7 @@ class Launcher:
                     self._supervisor.is_alive("detokenizer", message.epoch)
                     and message.actor == "detokenizer"
                 ):
-                    self._drained.set()
+                    self._end.drained.set()
             case _:
                 assert_never(message)
 
@@ -263,98 +236,8 @@ class Launcher:
                 return self._board.probe(self._supervisor.children.values())
             case control.StopRequest():
                 drain_s = self._config.drain_s if request.drain_s is None else request.drain_s
-                if not self._ending or drain_s <= 0:
-                    self._end(Stop(drain_s, "asked to stop"))
+                if not self._endings.any_came or drain_s <= 0:
+                    self._endings.put(Stop(drain_s, "asked to stop"))
                 return control.StopAccepted(pid=os.getpid())
             case _:
                 assert_never(request)
-
-    # The end.
-
-    async def _drain(self, stop: Stop) -> Stop | Failure:
-        """Lets what runs finish. Returns what ended the drain: this stop, a more urgent one, or a failure."""
-        self._board.state = "draining"
-        logger.info("%s: draining for at most %g s", stop.reason, stop.drain_s)
-        self._service.stopping(f"{stop.reason}: draining for at most {stop.drain_s:g} s")
-        deadline_ns = now_ns() + int(stop.drain_s * NS_PER_S)
-        self._recovery.drain(deadline_ns)
-        interruption = await self._unless_interrupted(
-            self._drained.wait(), stop.drain_s + DRAIN_SLACK_S
-        )
-        return interruption or stop
-
-    async def _unless_interrupted(
-        self, work: Coroutine[Any, Any, Any], timeout_s: float
-    ) -> Stop | Failure | None:
-        """Does this work for at most that long. Returns the ending that cut it short, if one did."""
-        working = asyncio.ensure_future(work)
-        interrupted = asyncio.ensure_future(self._endings.get())
-        await asyncio.wait(
-            (working, interrupted), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        working.cancel()
-        if interrupted.done():
-            return interrupted.result()
-        interrupted.cancel()
-        return None
-
-    async def _stop(self, stop: Stop) -> int:
-        in_order = self._board.state == "draining" and stop.drain_s > 0
-        self._board.state = "stopping"
-        logger.info("stopping: %s", stop.reason)
-        self._service.stopping(f"stopping: {stop.reason}")
-        self._report.failed(f"stopped before it was ready: {stop.reason}")
-        if in_order:
-            await self._unless_interrupted(self._shut_down_in_order(), SHUTDOWN_GRACE_S)
-        else:
-            stopped = control.EngineFailed(message="the daemon is stopping", code="unavailable")
-            await self._end_requests(stopped, None, STOP_NOW_GRACE_S)
-        lost = await self._kill_all()
-        if lost:
-            logger.error("stopped, but %s", lost)
-            return 1
-        logger.info("stopped")
-        return 0
-
-    async def _shut_down_in_order(self) -> None:
-        for child in self._supervisor.stopping_order():
-            self._recovery.send(control.Shutdown(), child.name)
-            await self._supervisor.wait_gone([child], SHUTDOWN_GRACE_S)
-
-    async def _fail(self, failure: Failure) -> int:
-        self._board.state = "failed"
-        self._board.failure = failure.message
-        self._service.stopping(f"failed: {failure.message}")
-        culprit = failure.cause if isinstance(failure.cause, Child) else None
-        failed = control.EngineFailed(message=f"the engine failed: {failure.message}")
-        await self._end_requests(failed, culprit, FAILURE_GRACE_S)
-        lost = await self._kill_all()
-        self._board.failure = failure.message
-        if lost:
-            logger.error("%s", lost)
-        # Nobody is left who could write to the log after this line.
-        logger.error("failed: %s", failure.message)
-        self._report.failed(failure.message)
-        return 1
-
-    async def _end_requests(
-        self, reason: control.EngineFailed, culprit: Child | None, grace_s: float
-    ) -> None:
-        """Every open request ends with an error now; only who tells the clients, and who fails, may go on."""
-        spared: list[Child] = []
-        others: list[Child] = []
-        for child in self._supervisor.stopping_order():
-            tells_clients = child.name in ("detokenizer", "gateway") and child.state == "running"
-            if tells_clients:
-                self._recovery.send(reason, child.name)
-                self._recovery.send(control.Shutdown(), child.name)
-            (spared if tells_clients or child is culprit else others).append(child)
-        self._supervisor.kill(others)
-        await self._supervisor.wait_gone(spared, grace_s)
-
-    async def _kill_all(self) -> str:
-        """Kills who is left. Returns "" or a line that says which processes not even SIGKILL has ended."""
-        living = self._supervisor.stopping_order()
-        self._supervisor.kill(living)
-        lost = await self._supervisor.wait_gone(living, KILL_DEADLINE_S)
-        return self._supervisor.give_up_on(lost, KILL_DEADLINE_S) if lost else ""

@@ -7,7 +7,8 @@ from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
-from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
+from pillion.messages.sampling import SamplingParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 from pillion.runtime.errors import InvalidRequest
 
 # What the commands take unless told otherwise: people read their answers, and 1 makes small models ramble.

@@ -17,7 +17,7 @@ import yaml
 from pillion.runtime.cli import COMMANDS
 from pillion.runtime.commands import serve
 from pillion.runtime.config import EngineConfig, make_config
-from pillion.runtime.launcher import DRAIN_SLACK_S, KILL_DEADLINE_S, SHUTDOWN_GRACE_S
+from pillion.runtime.daemon_end import DRAIN_SLACK_S, KILL_DEADLINE_S, SHUTDOWN_GRACE_S
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 CONTAINER_FILE = DEPLOY / "container" / "Containerfile"

@@ -15,7 +15,7 @@ from pillion.actors.gateway.openai_replies import (
     TokenizeAnswer,
     VersionAnswer,
 )
-from pillion.actors.gateway.openai_requests import DetokenizeBody, EmbeddingBody, TokenizeBody
+from pillion.actors.gateway.text_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
 from pillion.messages.codec import unpack_ids
 from pillion.messages.text import TokenizeRequest
 from pillion.runtime.errors import RequestError

@@ -6,6 +6,10 @@ import msgspec
 from msgspec import Meta
 
 Message = dict[str, Any]
+ModelName = Annotated[
+    str | None,
+    Meta(description="the served name; anything else is answered with 404. May be left out."),
+]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,10 +26,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that chat and plain completions share."""
 
-    model: Annotated[
-        str | None,
-        Meta(description="the served name; anything else is answered with 404. May be left out."),
-    ] = None
+    model: ModelName = None
     stream: Annotated[
         bool | None, Meta(description="send server-sent events as the answer grows")
     ] = None
@@ -230,56 +231,3 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         Meta(description="put the tokenizer's own tokens in front of a text; true if left out"),
     ] = None
     suffix: Annotated[str | None, Meta(description="refused unless empty")] = None
-
-
-class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /tokenize: one of prompt and messages."""
-
-    model: Annotated[
-        str | None,
-        Meta(description="the served name; anything else is answered with 404. May be left out."),
-    ] = None
-    prompt: Annotated[str | None, Meta(description="one of `prompt` and `messages`")] = None
-    messages: Annotated[
-        list[Message] | None, Meta(description="one of `prompt` and `messages`")
-    ] = None
-    add_special_tokens: Annotated[
-        bool | None,
-        Meta(description="put the tokenizer's own tokens in front of a text; true if left out"),
-    ] = None
-    add_generation_prompt: Annotated[
-        bool | None, Meta(description="begin the assistant's turn; true if left out")
-    ] = None
-    continue_final_message: Annotated[
-        bool | None, Meta(description="leave the last message open and continue it")
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="variables for the template")
-    ] = None
-    tools: Annotated[list[dict[str, Any]] | None, Meta(description="go into the template")] = None
-
-
-class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /detokenize."""
-
-    tokens: Annotated[list[int], Meta(description="token ids")]
-    model: Annotated[
-        str | None,
-        Meta(description="the served name; anything else is answered with 404. May be left out."),
-    ] = None
-    skip_special_tokens: Annotated[
-        bool | None, Meta(description="leave special tokens out; false if left out")
-    ] = None
-
-
-class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /v1/embeddings."""
-
-    input: Annotated[
-        str | list[str | int | list[int]],
-        Meta(description="a text, token ids, or a list of either"),
-    ]
-    model: Annotated[
-        str | None,
-        Meta(description="the served name; anything else is answered with 404. May be left out."),
-    ] = None

@@ -26,17 +26,12 @@ from pillion.actors.gateway.openai_replies import (
     TokenizeAnswer,
     VersionAnswer,
 )
-from pillion.actors.gateway.openai_requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeBody,
-    EmbeddingBody,
-    TokenizeBody,
-)
+from pillion.actors.gateway.openai_requests import ChatCompletionRequest, CompletionRequest
 from pillion.actors.gateway.page_files import index, page_file
 from pillion.actors.gateway.responses import responses
 from pillion.actors.gateway.responses_replies import Response
 from pillion.actors.gateway.responses_requests import ResponsesRequest
+from pillion.actors.gateway.text_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
 from pillion.runtime.live_view import LiveView
 
 Serve = Callable[[Gateway, Exchange, bytes], Awaitable[None]]

@@ -6,7 +6,7 @@ import msgspec
 
 from pillion.actors.gateway.http_errors import invalid
 from pillion.actors.gateway.openai_requests import SamplingFields
-from pillion.messages.sampling import StructuredOutputsParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 
 # What the client protocol calls it.
 STRUCTURE: Final = "structured_outputs"

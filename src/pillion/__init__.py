@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
+    from pillion.messages.sampling import SamplingParams
+    from pillion.messages.structured_outputs import StructuredOutputsParams
     from pillion.runtime.client import AsyncClient, Client
     from pillion.runtime.llm import LLM
     from pillion.runtime.outputs import CompletionOutput, RequestOutput
@@ -15,7 +16,7 @@ _HOMES = {
     "Client": "pillion.runtime.client",
     "AsyncClient": "pillion.runtime.client",
     "SamplingParams": "pillion.messages.sampling",
-    "StructuredOutputsParams": "pillion.messages.sampling",
+    "StructuredOutputsParams": "pillion.messages.structured_outputs",
     "RequestOutput": "pillion.runtime.outputs",
     "CompletionOutput": "pillion.runtime.outputs",
 }

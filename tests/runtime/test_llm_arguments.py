@@ -7,7 +7,8 @@ import pytest
 
 from pillion.runtime.config import EngineConfig, make_config
 from pillion.runtime.errors import ConfigError
-from pillion.runtime.llm_arguments import ARGUMENTS, Meaningless, Refused, Setting, engine_fields
+from pillion.runtime.llm_argument_table import ARGUMENTS, Meaningless, Refused, Setting
+from pillion.runtime.llm_arguments import engine_fields
 
 SETTINGS = {name: row for name, row in ARGUMENTS.items() if isinstance(row, Setting)}
 REFUSED = {name: row for name, row in ARGUMENTS.items() if isinstance(row, Refused)}

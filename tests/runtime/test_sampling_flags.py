@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
+from pillion.messages.sampling import SamplingParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 from pillion.runtime.errors import InvalidRequest
 from pillion.runtime.sampling_flags import (
     HELP,

@@ -7,7 +7,8 @@ from typing import Final
 from pillion.actors.detokenizer.answer_plan import AnswerPlan
 from pillion.actors.detokenizer.grammars.source import PARAM, GrammarSource, source_of
 from pillion.actors.detokenizer.tokenizer import Tokenizer
-from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
+from pillion.messages.sampling import SamplingParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 from pillion.runtime.errors import RequestError
 
 _TOOLS: Final = "tools"

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from pillion.messages.sampling import StructuredOutputsParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 from pillion.runtime.errors import InvalidRequest
 
 PARAM: Final = "structured_outputs"

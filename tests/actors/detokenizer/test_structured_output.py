@@ -23,8 +23,9 @@ from pillion.actors.detokenizer.text_model import TextModel
 from pillion.messages.codec import unpack_ids
 from pillion.messages.control import PeerRestarted
 from pillion.messages.requests import AbortRequest, NewRequest, RequestScheduled
-from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
+from pillion.messages.sampling import SamplingParams
 from pillion.messages.steps import TokenMasks
+from pillion.messages.structured_outputs import StructuredOutputsParams
 from pillion.messages.text import CancelRequest, GenerateRequest, RequestFailed
 
 SCHEMA = {

@@ -9,7 +9,8 @@ from gateway_rig import GatewayRig
 from http_client import Answer
 from msgspec.structs import replace
 
-from pillion.messages.sampling import SamplingParams, StructuredOutputsParams
+from pillion.messages.sampling import SamplingParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 

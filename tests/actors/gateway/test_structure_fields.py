@@ -10,7 +10,7 @@ from gateway_rig import GatewayRig
 from pillion.actors.gateway.http_errors import HttpError
 from pillion.actors.gateway.openai_requests import CompletionRequest
 from pillion.actors.gateway.structure_fields import structure_of
-from pillion.messages.sampling import StructuredOutputsParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 SCHEMA_TEXT = msgspec.json.encode(SCHEMA).decode()

@@ -10,7 +10,7 @@ import pytest
 from pillion.actors.detokenizer.grammars.engine import GrammarEngine, GrammarError, Matcher
 from pillion.actors.detokenizer.grammars.source import source_of
 from pillion.messages.codec import pack_ids
-from pillion.messages.sampling import StructuredOutputsParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 
 WORDS = [b'{"', b'"}', b'": ', b"true", b" the", b"12"]
 SPECIAL, END, OTHER_END, EMPTY = 300, 301, 302, 303

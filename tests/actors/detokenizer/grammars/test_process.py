@@ -20,7 +20,7 @@ from pillion.actors.detokenizer.grammars.calls import (
 )
 from pillion.actors.detokenizer.grammars.compile_probe import TOO_MUCH
 from pillion.actors.detokenizer.grammars.source import source_of
-from pillion.messages.sampling import StructuredOutputsParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 from pillion.runtime.frame_buffer import FrameBuffer
 from pillion.runtime.process import child_environment
 

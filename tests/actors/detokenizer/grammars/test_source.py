@@ -13,7 +13,7 @@ from pillion.actors.detokenizer.grammars.source import (
     WHITESPACE,
     source_of,
 )
-from pillion.messages.sampling import StructuredOutputsParams
+from pillion.messages.structured_outputs import StructuredOutputsParams
 from pillion.runtime.errors import InvalidRequest
 
 

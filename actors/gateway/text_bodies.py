@@ -1,0 +1,52 @@
+"""What clients may send to /tokenize, /detokenize and /v1/embeddings; null is as if a field were left out."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from pillion.actors.gateway.openai_requests import Message, ModelName
+
+
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /tokenize: one of prompt and messages."""
+
+    model: ModelName = None
+    prompt: Annotated[str | None, Meta(description="one of `prompt` and `messages`")] = None
+    messages: Annotated[
+        list[Message] | None, Meta(description="one of `prompt` and `messages`")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="put the tokenizer's own tokens in front of a text; true if left out"),
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="begin the assistant's turn; true if left out")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="leave the last message open and continue it")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="variables for the template")
+    ] = None
+    tools: Annotated[list[dict[str, Any]] | None, Meta(description="go into the template")] = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: Annotated[list[int], Meta(description="token ids")]
+    model: ModelName = None
+    skip_special_tokens: Annotated[
+        bool | None, Meta(description="leave special tokens out; false if left out")
+    ] = None
+
+
+class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /v1/embeddings."""
+
+    input: Annotated[
+        str | list[str | int | list[int]],
+        Meta(description="a text, token ids, or a list of either"),
+    ]
+    model: ModelName = None
