@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pillion.actors.gateway.exchange import ClientGone, Exchange
 from pillion.actors.gateway.gateway import Gateway
@@ -68,12 +68,34 @@ async def _tell(exchange: Exchange, error: HttpError) -> None:
         await exchange.reply(error.status, error.body(exchange.api_shape), error.headers)
 
 
-def make_app(gateway: Gateway) -> Starlette:
+def make_app(gateway: Gateway) -> ASGIApp:
     """The application."""
     routes = [Route(spec.path, Endpoint(gateway, spec), methods=[spec.method]) for spec in ROUTES]
-    return Starlette(
-        routes=routes, exception_handlers={404: _not_found(gateway), 405: _not_allowed(gateway)}
+    return _without_late_writes(
+        Starlette(
+            routes=routes, exception_handlers={404: _not_found(gateway), 405: _not_allowed(gateway)}
+        )
     )
+
+
+def _without_late_writes(app: ASGIApp) -> ASGIApp:
+    """Drops what is sent over a connection that has just been closed, and waits until uvicorn has heard of that."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        transport = scope.get("pillion.transport")
+
+        async def send_if_open(message: Message) -> None:
+            try:
+                await send(message)
+            except RuntimeError:  # uvloop's word for a transport that is closed
+                if transport is None or not transport.is_closing():
+                    raise
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+
+        await app(scope, receive, send_if_open)
+
+    return serve
 
 
 def _not_found(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[Response]]:

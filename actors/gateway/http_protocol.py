@@ -1,11 +1,12 @@
-"""HTTP/1.1 connections: uvicorn's protocol with a limit on silence and a way to cut a connection."""
+"""HTTP/1.1 connections: uvicorn's protocol with a limit on silence, and clients that leave are always noticed."""
 
 import asyncio
+from collections import deque
 from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 # From the first byte of a request, or from connecting, to the end of its headers.
@@ -13,6 +14,9 @@ HEADERS_TIMEOUT_S: Final = 30.0
 KEEP_ALIVE_S: Final = 75
 # What a buggy or hostile client may send as a request line and headers.
 MAX_HEADER_BYTES: Final = 64 * 1024
+# Of bodies that a client sends ahead while it still waits for an answer; while there is more of it, nothing is read
+# of the connection, and so not its end either.
+MAX_BYTES_AHEAD: Final = 1024 * 1024
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -23,6 +27,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._headers_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_headers = False
+        # Those that are not answered: the first is being served, the others were sent ahead.
+        self._cycles: deque[RequestResponseCycle] = deque()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by asyncio."""
@@ -32,6 +38,11 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         self._stop_timer()
+        # uvicorn tells only the last one.
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -41,6 +52,8 @@ class GatewayProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
             self.transport.abort()
+        if self.pipeline and sum(len(each.body) for each in self._cycles) < MAX_BYTES_AHEAD:
+            self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         """Called by the parser at a request's first byte."""
@@ -54,6 +67,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._header_bytes = 0
         super().on_headers_complete()
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+        self._cycles.append(self.cycle)
 
     def _expect_headers(self) -> None:
         self._stop_timer()

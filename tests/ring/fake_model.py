@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pillion.messages.ids import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from pillion.messages.sampling import TokenSampling
 
@@ -25,6 +27,12 @@ def states_of(token_ids: Sequence[int]) -> list[int]:
     return states
 
 
+def _allowed(mask: bytes, token_id: int) -> int:
+    """The first allowed token from this one on, round the end of the vocabulary."""
+    allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
+    return int(allowed[np.searchsorted(allowed, token_id) % len(allowed)])
+
+
 @dataclass(frozen=True, slots=True)
 class FakeModel:
     """Of `vocab_size` tokens. Every `poison_every`-th token, about, is a failure instead (0: none)."""
@@ -34,14 +42,24 @@ class FakeModel:
     poison_every: int = 0
 
     def sample(
-        self, state: int, num_known: int, num_prompt: int, sampling: TokenSampling
+        self,
+        state: int,
+        num_known: int,
+        num_prompt: int,
+        sampling: TokenSampling,
+        mask: bytes = b"",
     ) -> tuple[int, int]:
-        """The token behind `num_known` tokens that end in this state, and its finish code."""
+        """The token behind `num_known` tokens that end in this state, and its finish code.
+
+        `mask`: a bit for each token that may come; none: all may.
+        """
         seed = sampling.seed if sampling.temperature else 0
         noise = next_state(state ^ (seed & _MASK), num_known)
         if self.poison_every and (noise >> 40) % self.poison_every == 0:
             return 0, FINISH_ERROR
         token_id = (noise >> 8) % self.vocab_size
+        if mask:
+            token_id = _allowed(mask, token_id)
         num_produced = num_known - num_prompt
         if num_produced < sampling.min_tokens:
             while token_id in sampling.stop_token_ids:

@@ -65,6 +65,15 @@ class Sample:
     finish: int
 
 
+@dataclass(frozen=True, slots=True)
+class FakeMask:
+    """Tokens that may come at one position; no bits: all."""
+
+    generation: int
+    position: int
+    bits: bytes
+
+
 @dataclass(slots=True)
 class LaunchedStep:
     """A step whose output has not been collected."""
@@ -152,7 +161,7 @@ class FakeWorker:
         }
         self.gauges: dict[str, int | float | str] = {}
         self.rows: dict[int, FakeRow] = {}  # by slot
-        self._masks: dict[int, tuple[int, int]] = {}  # slot -> generation, position of the newest
+        self._masks: dict[int, FakeMask] = {}  # the newest of each slot
         self.shared: set[tuple[SequenceId, SequenceId]] = set()
         self._model = model
         self._max_num_seqs = max_num_seqs
@@ -256,13 +265,19 @@ class FakeWorker:
 
     def _take_masks(self, message: TokenMasks) -> None:
         columns = (message.slots, message.generations, message.positions)
-        for slot, generation, position in zip(*map(unpack_ids, columns), strict=True):
-            if generation >= self._masks.get(slot, (0, 0))[0]:
-                self._masks[slot] = (generation, position)
+        rows = list(zip(*map(unpack_ids, columns), strict=True))
+        width = len(message.masks) // len(rows)
+        for row, (slot, generation, position) in enumerate(rows):
+            if slot not in self._masks or generation >= self._masks[slot].generation:
+                bits = message.masks[row * width : (row + 1) * width]
+                self._masks[slot] = FakeMask(generation, position, bits)
 
     def _lacks_mask(self, slot: int, row: FakeRow) -> bool:
-        found = self._masks.get(slot)
-        return row.sampling.needs_masks and found != (row.generation, len(row.token_ids))
+        if not row.sampling.needs_masks:
+            return False
+        mask = self._masks.get(slot)
+        place = (row.generation, len(row.token_ids))
+        return mask is None or (mask.generation, mask.position) != place
 
     def _fail(self, step: LaunchedStep, fault: Fault) -> None:
         """The step is answered without rows, and nothing is left of the table."""
@@ -421,7 +436,11 @@ class FakeWorker:
     def _sample(self, slot: int, row: FakeRow) -> Sample:
         position = len(row.token_ids)
         token_id, finish = self._model.sample(
-            row.states[-1], position, row.num_prompt_tokens, row.sampling
+            row.states[-1],
+            position,
+            row.num_prompt_tokens,
+            row.sampling,
+            self._masks[slot].bits if row.sampling.needs_masks else b"",
         )
         if finish != FINISH_ERROR:
             row.token_ids.append(token_id)

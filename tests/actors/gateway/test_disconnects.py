@@ -71,6 +71,35 @@ async def test_a_client_that_leaves_with_many_prompts_cancels_them_all(rig: Gate
     await ended(rig, cancelled=1)
 
 
+@pytest.mark.parametrize("how", ["abort", "half-close"])
+async def test_a_client_that_leaves_though_it_has_sent_more_requests_ahead(
+    rig: GatewayRig, how: str
+) -> None:
+    client = await rig.client()
+    client.send("POST", PATH, CHAT % (b"MUTE", b"false"))
+    await seen(rig, "requests", 1)
+    for _ in range(3):
+        client.send("POST", PATH, CHAT % (b"word " * 20_000, b"false"))
+    await client.writer.drain()
+    if how == "abort":
+        client.hang_up()
+    else:
+        client.writer.write_eof()
+    await seen(rig, "cancelled", 1)
+    await ended(rig, cancelled=1)
+    assert len(rig.edge.requests) == 1, "what was sent ahead is not begun"
+
+
+async def test_requests_that_are_sent_ahead_are_answered_in_turn(rig: GatewayRig) -> None:
+    client = await rig.client()
+    words = [b"one", b"two " * 100_000, b"three " * 100_000, b"four"]
+    for word in words:
+        client.send("POST", PATH, CHAT % (word, b"false"))
+    for word in words:
+        message = (await client.receive()).json["choices"][0]["message"]
+        assert message["content"].split() == word.decode().split()
+
+
 async def test_a_client_that_leaves_in_its_body_asks_for_nothing(rig: GatewayRig) -> None:
     client = await rig.client()
     client.writer.write(b"POST %s HTTP/1.1\r\ncontent-length: 1000\r\n\r\n{" % PATH.encode())
