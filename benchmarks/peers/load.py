@@ -127,7 +127,7 @@ class HttpTarget:
             rest = b"data: " + events[-1] if len(events) > 1 else events[0]
             complete = [event for event in events[1:-1] if event.startswith(b"{")]
             for event in complete:
-                if b'"error"' in event:
+                if event.startswith(b'{"error"'):  # a token's text may be "error" too
                     raise RuntimeError(event[:300].decode(errors="replace"))
                 if usage := COMPLETION_TOKENS.search(event):
                     answer.num_tokens = int(usage[1])
@@ -170,10 +170,14 @@ def summary(answers: list[Answer], opened: float, closed: float) -> dict[str, An
     events = sum(opened <= at < closed for a in answers for at in a.events)
     inside = [a for a in complete if a.sent >= opened and (a.ended or closed) < closed]
     first_ms = sorted((a.events[0] - a.sent) * 1e3 for a in inside)
+    token_ms = [
+        (a.events[-1] - a.events[0]) * 1e3 / (a.num_tokens - 1) for a in inside if a.num_tokens > 1
+    ]
     return {
         "tok_s": events * per_event / (closed - opened),
         "first_ms": statistics.median(first_ms) if first_ms else None,
         "first_p99_ms": first_ms[int(0.99 * (len(first_ms) - 1))] if first_ms else None,
+        "token_ms": statistics.median(token_ms) if token_ms else None,
         "completed": len(inside),
         "tokens_per_event": per_event,
         "tokens_per_answer": statistics.mean(a.num_tokens for a in complete) if complete else None,

@@ -26,6 +26,7 @@ def test_only_what_lies_in_the_window_counts() -> None:
     assert found["tok_s"] == pytest.approx((1 + 4 + 1 + 1) * 2.0)
     assert found["completed"] == 1
     assert found["first_ms"] == pytest.approx(100.0)
+    assert found["token_ms"] == pytest.approx(600.0 / 7)
     assert found["tokens_per_answer"] == pytest.approx(16 / 3)
 
 
