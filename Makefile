@@ -42,7 +42,7 @@ demo: $(STAMPS)/install
 	@echo "  $(BIN)/pillion stop               end it; nothing is left behind"
 
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -q -m "not gpu and not clients" $(ARGS)
+	$(BIN)/python -m pytest -q -rs -m "not gpu" $(ARGS)
 
 test-clients: $(STAMPS)/test
 	$(BIN)/python -m pytest -q -m clients $(ARGS)

@@ -116,6 +116,7 @@ class TokenizeRequest(EdgeMessage, frozen=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+    describe_tokenizer: bool = False
 
 
 class DetokenizeRequest(EdgeMessage, frozen=True):
@@ -211,6 +212,9 @@ class TokenizeReply(EdgeMessage, frozen=True):
     client_request_id: str
     token_ids: bytes
     max_model_len: int
+    # With `describe_tokenizer`: special tokens by what they are for ("eos_token"), and the chat template.
+    special_tokens: dict[str, str] | None = None
+    chat_template: str | None = None
 
 
 class DetokenizeReply(EdgeMessage, frozen=True):

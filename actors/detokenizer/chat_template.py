@@ -56,6 +56,16 @@ class ChatTemplate:
         return bool(self._sources)
 
     @property
+    def special_tokens(self) -> dict[str, str]:
+        """The model's special tokens by what they are for, such as "eos_token"."""
+        return dict(self._special_tokens)
+
+    @property
+    def default(self) -> str | None:
+        """The template of chats without tools."""
+        return self._sources.get("default")
+
+    @property
     def sources(self) -> list[str]:
         """The templates themselves."""
         return list(self._sources.values())

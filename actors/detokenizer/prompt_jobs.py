@@ -135,6 +135,8 @@ def tokenize(model: TextModel, request: TokenizeRequest, max_model_len: int) -> 
         client_request_id=request.client_request_id,
         token_ids=pack_ids(token_ids),
         max_model_len=max_model_len,
+        special_tokens=model.chat_template.special_tokens if request.describe_tokenizer else None,
+        chat_template=model.chat_template.default if request.describe_tokenizer else None,
     )
 
 

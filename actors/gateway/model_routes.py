@@ -13,6 +13,7 @@ from pillion.actors.gateway.openai_replies import (
     Model,
     ModelList,
     TokenizeAnswer,
+    TokenizerInfo,
     VersionAnswer,
 )
 from pillion.actors.gateway.text_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
@@ -72,6 +73,24 @@ async def detokenize(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
         raise http_error_of(error, {"token_ids": "tokens"}) from error
     answer = DetokenizeAnswer(prompt=text)
     await exchange.reply(200, msgspec.json.encode(answer), body.headers)
+
+
+async def tokenizer_info(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
+    """Names the special tokens and shows the chat template, for tools that tokenize through this server."""
+    reply = await gateway.link.tokenize(
+        TokenizeRequest(
+            client_request_id=gateway.link.new_request_id(), prompt="", describe_tokenizer=True
+        )
+    )
+    tokens = reply.special_tokens or {}
+    answer = TokenizerInfo(
+        bos_token=tokens.get("bos_token"),
+        eos_token=tokens.get("eos_token"),
+        pad_token=tokens.get("pad_token"),
+        unk_token=tokens.get("unk_token"),
+        chat_template=reply.chat_template,
+    )
+    await _reply(exchange, answer)
 
 
 async def embeddings(gateway: Gateway, _: Exchange, data: bytes) -> None:

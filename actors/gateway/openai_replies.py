@@ -256,6 +256,18 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /tokenizer_info: what a client needs beside /tokenize and /detokenize to tokenize here."""
+
+    bos_token: Annotated[str | None, Meta(description="null where the model has none")] = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    chat_template: Annotated[str | None, Meta(description="of chats without tools, in Jinja")] = (
+        None
+    )
+
+
 class VersionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of GET /version."""
 

@@ -24,6 +24,7 @@ from pillion.actors.gateway.openai_replies import (
     Model,
     ModelList,
     TokenizeAnswer,
+    TokenizerInfo,
     VersionAnswer,
 )
 from pillion.actors.gateway.openai_requests import ChatCompletionRequest, CompletionRequest
@@ -101,6 +102,7 @@ ROUTES: Final = (
     RouteSpec(
         "POST", "/detokenize", model_routes.detokenize, body=DetokenizeBody, answer=DetokenizeAnswer
     ),
+    RouteSpec("GET", "/tokenizer_info", model_routes.tokenizer_info, answer=TokenizerInfo),
     RouteSpec("GET", "/version", model_routes.version, answer=VersionAnswer),
     RouteSpec("GET", "/status", live_status, answer=LiveView),
     RouteSpec("GET", "/live", model_routes.live, guarded=False),

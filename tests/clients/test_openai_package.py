@@ -269,6 +269,7 @@ def test_curl_over_a_unix_socket(served: Served) -> None:
     tokens = json.loads(curl("/tokenize", "-d", '{"prompt": "Hi there"}'))["tokens"]
     back = curl("/detokenize", "-d", json.dumps({"tokens": tokens}))
     assert json.loads(back) == {"prompt": "Hi there"}
+    assert json.loads(curl("/tokenizer_info"))["eos_token"] == "<|im_end|>"
     assert "vllm:request_success_total" in curl("/metrics")
 
 

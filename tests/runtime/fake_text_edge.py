@@ -194,6 +194,8 @@ class FakeTextEdge:
                         client_request_id=request_id,
                         token_ids=pack_ids(len(word) for word in text.split()),
                         max_model_len=100,
+                        special_tokens={"eos_token": "<end>"},
+                        chat_template="{{ messages }}",
                     )
                 )
             case DetokenizeRequest(client_request_id=request_id) if max(message.token_ids) > 999:

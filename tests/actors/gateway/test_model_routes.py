@@ -26,6 +26,12 @@ async def test_tokens_there_and_back(rig: GatewayRig) -> None:
     assert (await rig.post("/detokenize", {"tokens": [1, 2]})).json == {"prompt": "x xx"}
 
 
+async def test_a_client_can_tokenize_as_the_model_does(rig: GatewayRig) -> None:
+    info = (await rig.get("/tokenizer_info")).json
+    assert (info["eos_token"], info["bos_token"]) == ("<end>", None)
+    assert info["chat_template"] == "{{ messages }}"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
