@@ -25,6 +25,18 @@ class ActorFailed(RingMessage, frozen=True):
     spends_budget: bool = True
 
 
+class HistogramCounts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Observations by size: `counts[i]` of at most `bounds[i]` and above the bound before, the last of any size."""
+
+    bounds: list[float]  # ascending
+    counts: list[int]  # one more than bounds
+    total: float  # of all values
+
+
+# Counters of one kind by what they count, such as requests by the reason of their end.
+Tally = dict[str, int]
+
+
 class ActorStats(RingMessage, frozen=True):
     """Counters (only grow) and gauges of an actor, sent when they changed, at most once a second."""
 
@@ -32,6 +44,9 @@ class ActorStats(RingMessage, frozen=True):
     epoch: int
     counters: dict[str, int | float]
     gauges: dict[str, int | float | str]
+    tallies: dict[str, Tally] = {}
+    histograms: dict[str, HistogramCounts] = {}
+    time_ns: int = 0  # monotonic: of two reports the later one holds
 
 
 class StartPhase(RingMessage, frozen=True):
@@ -116,7 +131,13 @@ class Shutdown(RingMessage, frozen=True):
 
 
 class StatusRequest(EdgeMessage, frozen=True):
-    """Asks for a DaemonStatus."""
+    """Asks for a DaemonStatus.
+
+    An actor that asks may say what it has counted itself until now: then this is in the answer and, as its next
+    report can't say less, in every later one.
+    """
+
+    stats: ActorStats | None = None
 
 
 class ProbeRequest(EdgeMessage, frozen=True):
@@ -152,6 +173,14 @@ class ControlFailed(EdgeMessage, frozen=True):
     message: str
 
 
+class ActorTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What all lives of an actor have counted, as far as they reported it: it never shrinks."""
+
+    counters: dict[str, int | float] = {}
+    tallies: dict[str, Tally] = {}
+    histograms: dict[str, HistogramCounts] = {}
+
+
 class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One actor as the launcher sees it."""
 
@@ -167,6 +196,8 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_death: str | None = None
     last_death_s_ago: float | None = None
     rates: dict[str, float] = {}  # growth of `counters` per second, between the last two reports
+    totals: ActorTotals = ActorTotals()  # `counters` are those of the present life
+    stamp_age_s: float | None = None  # since its loop came round last, or a step its next layer
 
 
 class DaemonStatus(EdgeMessage, frozen=True):
@@ -184,3 +215,4 @@ class DaemonStatus(EdgeMessage, frozen=True):
     actors: list[ActorStatus]
     failure: str | None
     not_ready: str | None = None  # why a request would wait or fail now
+    ended_cpu_seconds: float = 0.0  # processor time of actors' lives that are over

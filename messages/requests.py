@@ -80,3 +80,4 @@ class RequestScheduled(RingMessage, frozen=True):
     worker_epoch: int = 1
     slot: int = -1
     generation: int = -1
+    planned_ns: int = 0  # monotonic: when the plan was made

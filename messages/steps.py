@@ -91,6 +91,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     output_ns: int
     num_prefill_tokens: int
     num_decode_tokens: int
+    answered_ns: int = 0  # monotonic: when the host had the answer
 
 
 class StepFailure(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

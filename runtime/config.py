@@ -108,6 +108,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     http_uds: Annotated[
         str | None, Meta(description="Unix socket path at which the HTTP server listens")
     ] = None
+    http_gateways: Annotated[
+        int, Meta(description="processes that serve HTTP, all of them the same sockets")
+    ] = 1
     api_key: Annotated[
         str | None,
         Meta(description="key that HTTP clients must send; process lists show it, a file does not"),
@@ -129,6 +132,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _positive("cpu_threads", self.cpu_threads)
         _positive("max_repeat", self.max_repeat)
         _positive("steps_in_flight", self.steps_in_flight)
+        _positive("http_gateways", self.http_gateways)
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"block_size must be 8, 16, 32, 64 or 128, got {self.block_size}")
         if not 0.05 <= self.memory_fraction <= 0.99:

@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from pillion.runtime.config import EngineConfig, from_json
 from pillion.runtime.errors import PillionError
-from pillion.runtime.http_settings import remove_http_socket, require_http_packages
+from pillion.runtime.http_settings import require_http_packages
+from pillion.runtime.http_sockets import HttpSockets, http_sockets
 from pillion.runtime.inherited_sockets import inherited_sockets
 from pillion.runtime.launch_report import LaunchOutcome, LaunchReport
 from pillion.runtime.log import LogFollower, open_log, start_logging
@@ -78,11 +78,9 @@ def launch(
         try:
             directory.remove_sockets()
             directory.config.write_bytes(config.to_json())
-            with _output_to_log(directory, options.foreground):
-                status = _run_launcher(config, directory, lock, options, report, specs)
+            with http_sockets(config) as http, _output_to_log(directory, options.foreground):
+                status = _run_launcher(config, directory, lock, options, report, http, specs)
             directory.remove_sockets()
-            if config.http_uds is not None:
-                remove_http_socket(Path(config.http_uds))
             if options.lifetime_fd is not None and status == 0:
                 directory.remove()
         finally:
@@ -110,18 +108,21 @@ def _run_launcher(
     lock: DaemonLock,
     options: LaunchOptions,
     report: LaunchReport,
+    http: HttpSockets,
     specs: "Sequence[ActorSpec] | None",
 ) -> int:
     import uvloop
 
     from pillion.runtime.launcher import Launcher
-    from pillion.runtime.supervision import ACTORS, with_gateway
+    from pillion.runtime.supervision import ACTORS, with_gateways
 
     start_logging("launcher")
-    table = with_gateway(specs or ACTORS, config, options.listening_fds)
+    table = with_gateways(specs or ACTORS, config, (*http.descriptors, *options.listening_fds))
 
     async def run() -> int:
-        launcher = Launcher(config, directory, table, lock.descriptor, report, options.service)
+        launcher = Launcher(
+            config, directory, table, lock.descriptor, report, options.service, http
+        )
         return await launcher.run(options.lifetime_fd)
 
     return uvloop.run(run())

@@ -7,6 +7,7 @@ from typing import Final
 from pillion.messages import control
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.endings import Ending, Endings, Failure, Stop
+from pillion.runtime.http_settings import is_gateway
 from pillion.runtime.launch_report import LaunchReport
 from pillion.runtime.recovery import Recovery
 from pillion.runtime.service_manager import ServiceManager
@@ -102,7 +103,8 @@ class DaemonEnd:
         spared: list[Child] = []
         others: list[Child] = []
         for child in self._supervisor.stopping_order():
-            tells_clients = child.name in ("detokenizer", "gateway") and child.state == "running"
+            at_clients = child.name == "detokenizer" or is_gateway(child.name)
+            tells_clients = at_clients and child.state == "running"
             if tells_clients:
                 self._recovery.send(reason, child.name)
                 self._recovery.send(control.Shutdown(), child.name)

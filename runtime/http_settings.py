@@ -1,4 +1,4 @@
-"""Where the HTTP server listens, and whether what it needs is installed."""
+"""Who serves HTTP and where, and whether what that needs is installed."""
 
 import importlib.util
 import stat
@@ -9,7 +9,13 @@ from pillion.runtime.errors import ConfigError
 
 DEFAULT_HOST: Final = "127.0.0.1"
 MAX_PORT: Final = 65535
+GATEWAY: Final = "gateway"  # the first actor that serves HTTP; the others have a number behind it
 PACKAGES: Final = ("httptools", "starlette", "uvicorn")
+
+
+def is_gateway(actor: str) -> bool:
+    """Whether this actor is one of those that serve HTTP."""
+    return actor.startswith(GATEWAY)
 
 
 def parse_http_address(text: str) -> tuple[str, int]:

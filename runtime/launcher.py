@@ -15,6 +15,7 @@ from pillion.runtime.control_socket import ControlServer
 from pillion.runtime.daemon_end import DaemonEnd
 from pillion.runtime.endings import Endings, Failure, Stop
 from pillion.runtime.errors import PillionError
+from pillion.runtime.http_sockets import HttpSockets
 from pillion.runtime.launch_report import LaunchReport
 from pillion.runtime.paths import RunDir
 from pillion.runtime.recovery import Recovery
@@ -38,8 +39,10 @@ class Launcher:
         lock_fd: int,
         report: LaunchReport,
         service: ServiceManager,
+        http: HttpSockets,
     ) -> None:
         self._config = config
+        self._http = http
         self._report = report
         self._service = service
         self._run_dir = run_dir
@@ -72,6 +75,7 @@ class Launcher:
             served = self._board.state in ("ready", "recovering")
             if isinstance(ending, Stop) and served and ending.drain_s > 0:
                 ending = await self._end.drain(ending)
+            self._http.close()
             if isinstance(ending, Failure):
                 return await self._end.fail(ending)
             return await self._end.stop(ending)
@@ -206,7 +210,7 @@ class Launcher:
             self._board.state in ("starting", "recovering")
             and geometry is not None
             and self._supervisor.is_alive("gpu_worker", geometry.epoch)
-            and all(child.state == "running" for child in children.values())
+            and all(map(self._serves, children.values()))
         ):
             first = self._board.state == "starting"
             self._board.note_ready()
@@ -217,6 +221,11 @@ class Launcher:
             else:
                 logger.info("ready again")
             self._recovery.tell_state()
+
+    def _serves(self, child: Child) -> bool:
+        """Whether it runs, or is not missed. A first start waits for all."""
+        can_wait = self._board.state == "recovering" and self._supervisor.is_spare(child)
+        return child.state == "running" or can_wait
 
     def _child(self, actor: str) -> Child:
         child = self._supervisor.children.get(actor)
@@ -231,7 +240,10 @@ class Launcher:
     def _answer(self, request: inboxes.ControlRequest) -> inboxes.ControlReply:
         match request:
             case control.StatusRequest():
-                return self._board.status(self._supervisor.children.values())
+                children = self._supervisor.children
+                if request.stats is not None and request.stats.actor in children:
+                    self._board.note_early_stats(request.stats)
+                return self._board.status(children.values(), self._supervisor.sign_of)
             case control.ProbeRequest():
                 return self._board.probe(self._supervisor.children.values())
             case control.StopRequest():

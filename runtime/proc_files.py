@@ -1,6 +1,7 @@
 """What the kernel knows about a process, read from /proc."""
 
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,20 @@ def cpu_seconds(pid: int) -> float:
     """Processor time used so far, all threads together; 0 if there is no such process."""
     fields = _stat_fields(pid)
     return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S if fields else 0.0
+
+
+def ended_cpu_seconds() -> float:
+    """Processor time of this process's children that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def num_open_files(pid: int) -> int:
+    """Open descriptors; 0 if there is no such process."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
 
 
 def age_s(pid: int) -> float:

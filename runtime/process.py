@@ -88,6 +88,7 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
     parser.add_argument("--peer-epochs", required=True)
     parser.add_argument("--progress-line")
     parser.add_argument("--listening-fd", type=int, action="append", default=[])
+    parser.add_argument("--name", default=name, help="if several actors run this program")
     options = parser.parse_args(argv)
     # Grandchildren must keep neither the daemon's lock nor its sockets.
     for descriptor in (options.lock_fd, *options.listening_fd):
@@ -95,17 +96,17 @@ def enter(name: str, argv: Sequence[str] | None = None) -> ActorContext:
     end_with_launcher(options.lifetime_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start_logging(name)
+    start_logging(options.name)
     faulthandler.enable()  # a crash in native code shows where in the log
     run_dir = RunDir(options.run_dir)
     config = from_json(run_dir.config.read_bytes())
     context = ActorContext(
-        name=name,
+        name=options.name,
         epoch=options.epoch,
         config=config,
         run_dir=run_dir,
         peer_epochs=msgspec.json.decode(options.peer_epochs, type=dict[str, int]),
-        faults=ProcessFaults(config, name, options.epoch),
+        faults=ProcessFaults(config, options.name, options.epoch),
         progress=_open_progress(options.progress_line),
         listening_fds=tuple(options.listening_fd),
     )

@@ -10,6 +10,7 @@ from pillion.messages.base import RingMessage
 from pillion.runtime.channels import Post
 from pillion.runtime.clock import now_ns
 from pillion.runtime.config import EngineConfig
+from pillion.runtime.http_settings import is_gateway
 from pillion.runtime.proc_files import is_stopped
 from pillion.runtime.progress import Sign
 from pillion.runtime.restart_budget import RestartBudget
@@ -22,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 WORKER: Final = "gpu_worker"
 SCHEDULER: Final = "scheduler"
-GATEWAY: Final = "gateway"
-DRAINING: Final = ("detokenizer", "scheduler", "gateway")  # who is told of a drain
+DRAINING: Final = ("detokenizer", "scheduler")  # who is told of a drain, besides gateways
 LAST_WORD_S: Final = 0.1  # between an actor's exit and the arrival of its ActorFailed
 FAILURE_GRACE_S: Final = 1.0  # between an actor's word that it fails and its exit
 REPLACE_DEADLINE_S: Final = 10.0  # a process that holds much device memory takes a while to end
@@ -102,7 +102,7 @@ class Recovery:
 
     def on_exit(self, child: Child, read_inbox: Callable[[], None]) -> None:
         """A child's process is gone. Its last word may still be in our inbox."""
-        if self._board.state == "ready":
+        if self._board.state == "ready" and not self._supervisor.is_spare(child):
             self._board.state = "recovering"
         self._board.note_death(child)
         self.tell_state()
@@ -123,10 +123,10 @@ class Recovery:
             self.send(
                 restarted, *(name for name in self._supervisor.children if name != child.name)
             )
-            if self._drain is not None and child.name in DRAINING:
+            if self._drain is not None and (child.name in DRAINING or is_gateway(child.name)):
                 self.send(self._drain, child.name)
         self.tell_geometry()
-        if child.name == GATEWAY:
+        if is_gateway(child.name):
             self._told_state = None
         self.tell_state()
 
@@ -141,17 +141,20 @@ class Recovery:
     def drain(self, deadline_ns: int) -> None:
         """Tells those concerned, and their next lives if need be."""
         self._drain = control.Drain(deadline_ns=deadline_ns)
-        self.send(self._drain, *DRAINING)
+        self.send(self._drain, *DRAINING, *self._gateways())
 
     def tell_state(self) -> None:
-        """The gateway answers probes from memory, so it hears of every change, and so does the service manager."""
+        """Gateways answer probes from memory, so they hear of every change, and so does the service manager."""
         state = control.EngineState(
             not_ready=self._board.not_ready(self._supervisor.children.values())
         )
         if state != self._told_state:
             self._told_state = state
-            self.send(state, GATEWAY)
+            self.send(state, *self._gateways())
             self._service.status(state.not_ready or f"serving {self._board.model}")
+
+    def _gateways(self) -> list[str]:
+        return [name for name in self._supervisor.children if is_gateway(name)]
 
     def tell_geometry(self) -> None:
         """Whoever has not heard of it yet gets the sizes of the worker that lives now."""

@@ -1,7 +1,7 @@
 """What the launcher knows about its daemon, and shows to whoever asks for the status."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,10 +16,12 @@ from pillion.messages.control import (
 )
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.config import EngineConfig
-from pillion.runtime.counter_rates import CounterRates
-from pillion.runtime.proc_files import age_s, cpu_seconds, rss_bytes
+from pillion.runtime.proc_files import age_s, cpu_seconds, ended_cpu_seconds, rss_bytes
+from pillion.runtime.progress import Sign
+from pillion.runtime.stats_book import StatsBook
 from pillion.runtime.supervision import Child
 
+ProgressOf = Callable[[Child], Sign]
 DaemonState = Literal["starting", "ready", "recovering", "draining", "stopping", "failed"]
 
 
@@ -32,14 +34,6 @@ class _Deaths:
     last_ns: int = 0
 
 
-@dataclass(slots=True)
-class _Reports:
-    """What one life of an actor has reported."""
-
-    latest: ActorStats
-    rates: CounterRates = field(default_factory=CounterRates)
-
-
 class StatusBoard:
     """The daemon's state and what its actors have reported."""
 
@@ -50,7 +44,7 @@ class StatusBoard:
         self.ready_after_s: float | None = None
         self._config = config
         self._phases: list[StartPhase] = []
-        self._reports: dict[str, _Reports] = {}
+        self._stats = StatsBook()
         self._deaths: dict[str, _Deaths] = {}
 
     @property
@@ -60,11 +54,11 @@ class StatusBoard:
 
     def note_stats(self, stats: ActorStats) -> None:
         """Keeps an actor's latest counters and gauges, and how fast the counters grow."""
-        reports = self._reports.get(stats.actor)
-        if reports is None or reports.latest.epoch != stats.epoch:
-            reports = self._reports[stats.actor] = _Reports(stats)
-        reports.latest = stats
-        reports.rates.note(stats.counters, now_ns())
+        self._stats.note(stats)
+
+    def note_early_stats(self, stats: ActorStats) -> None:
+        """The same for what an actor says before it is its turn to report."""
+        self._stats.note(stats, in_turn=False)
 
     def note_phase(self, phase: StartPhase) -> None:
         """Keeps where the time of each actor's latest start went."""
@@ -90,11 +84,10 @@ class StatusBoard:
 
     def steps_if_open(self, epoch: int) -> int | None:
         """How many steps this life of the scheduler has had answered; None if no request is open there."""
-        reports = self._reports.get("scheduler")
-        if reports is None or reports.latest.epoch != epoch:
+        stats = self._stats.latest("scheduler", epoch)
+        if stats is None or not stats.gauges.get("open"):
             return None
-        stats = reports.latest
-        return int(stats.counters.get("steps", 0)) if stats.gauges.get("open") else None
+        return int(stats.counters.get("steps", 0))
 
     def not_ready(self, children: Collection[Child]) -> str | None:
         """Why a request would wait or fail now; None if it would run."""
@@ -116,8 +109,8 @@ class StatusBoard:
         reason = self.not_ready(children)
         return ProbeReply(is_live=self.state != "failed", is_ready=reason is None, reason=reason)
 
-    def status(self, children: Collection[Child]) -> DaemonStatus:
-        """Everything that `pillion status` shows."""
+    def status(self, children: Collection[Child], progress: ProgressOf) -> DaemonStatus:
+        """Everything that `pillion status` and the metrics show."""
         pid = os.getpid()
         launcher = ActorStatus(
             name="launcher",
@@ -139,9 +132,10 @@ class StatusBoard:
             ready_after_s=self.ready_after_s,
             start_phases=[(each.actor, each.phase, each.duration_ms) for each in self._phases],
             geometry=self.geometry,
-            actors=[launcher, *(self._actor(child) for child in children)],
+            actors=[launcher, *(self._actor(child, progress) for child in children)],
             failure=self.failure,
             not_ready=self.not_ready(children),
+            ended_cpu_seconds=ended_cpu_seconds(),
         )
 
     def _what_is_missing(self, children: Collection[Child]) -> str:
@@ -150,10 +144,9 @@ class StatusBoard:
         told = f": {'; '.join(causes)}" if causes else ""
         return f"recovering {', '.join(missing) or 'the model'}{told}"
 
-    def _actor(self, child: Child) -> ActorStatus:
-        reports = self._reports.get(child.name)
-        if reports is not None and reports.latest.epoch != child.epoch:
-            reports = None
+    def _actor(self, child: Child, progress: ProgressOf) -> ActorStatus:
+        stats = self._stats.latest(child.name, child.epoch)
+        stamp_ns = progress(child).stamp_ns if child.alive else 0
         state: str = child.state
         if state == "running" and self.state == "draining":
             state = "draining"
@@ -165,10 +158,12 @@ class StatusBoard:
             epoch=child.epoch,
             rss_bytes=rss_bytes(child.pid) if child.alive else 0,
             cpu_seconds=cpu_seconds(child.pid) if child.alive else 0.0,
-            counters=reports.latest.counters if reports else {},
-            gauges=reports.latest.gauges if reports else {},
+            counters=stats.counters if stats else {},
+            gauges=stats.gauges if stats else {},
             restarts=dict(deaths.kinds) if deaths else {},
             last_death=deaths.last if deaths else None,
             last_death_s_ago=(now_ns() - deaths.last_ns) / NS_PER_S if deaths else None,
-            rates=reports.rates.at(now_ns()) if reports else {},
+            rates=self._stats.rates(child.name, child.epoch, now_ns()),
+            totals=self._stats.totals(child.name),
+            stamp_age_s=max(0, now_ns() - stamp_ns) / NS_PER_S if stamp_ns else None,
         )

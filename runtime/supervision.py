@@ -13,6 +13,7 @@ from typing import Final, Literal
 from pillion.messages.control import ActorFailed
 from pillion.runtime.clock import now_ns
 from pillion.runtime.config import EngineConfig
+from pillion.runtime.http_settings import GATEWAY, is_gateway
 from pillion.runtime.paths import RunDir
 from pillion.runtime.process import actor_arguments, child_environment
 from pillion.runtime.progress import ProgressPage, Sign
@@ -60,13 +61,18 @@ ACTORS: Final = (
 )
 
 
-def with_gateway(
-    specs: Sequence[ActorSpec], config: EngineConfig, listening_fds: tuple[int, ...] = ()
+def with_gateways(
+    specs: Sequence[ActorSpec], config: EngineConfig, listening_fds: tuple[int, ...]
 ) -> list[ActorSpec]:
-    """The table with the actor that serves HTTP, if the configuration or an inherited socket asks for it."""
-    if not (config.serves_http or listening_fds):
+    """The table with the actors that serve HTTP, if there are sockets to serve: "gateway", "gateway2", ..."""
+    if not listening_fds:
         return list(specs)
-    return [*specs, replace(module_spec("gateway"), listening_fds=listening_fds)]
+    first = replace(module_spec(GATEWAY), listening_fds=listening_fds)
+    names = [f"{GATEWAY}{number}" for number in range(2, config.http_gateways + 1)]
+    others = [
+        replace(first, name=name, command=(*first.command, f"--name={name}")) for name in names
+    ]
+    return [*specs, first, *others]
 
 
 class Child:
@@ -168,6 +174,13 @@ class Supervisor:
         """Whether this life of the actor has not ended."""
         child = self.children.get(name)
         return child is not None and child.epoch == epoch and child.alive
+
+    def is_spare(self, child: Child) -> bool:
+        """Whether requests are served without it: it is a gateway, and another one runs."""
+        others = (other for name, other in self.children.items() if name != child.name)
+        return is_gateway(child.name) and any(
+            is_gateway(other.name) and other.state == "running" for other in others
+        )
 
     def with_dependents(self, name: str) -> list[str]:
         """An actor and those whose lives end with its own, in the order in which they start."""

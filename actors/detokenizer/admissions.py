@@ -201,6 +201,7 @@ class Admissions:
             self._lives["gpu_worker"],
         )
         self._outgoing.append(("scheduler", request.admitted))
+        self._book.meter.admitted(request)
         if prompt.grammar is not None:
             self._follow(running, prompt.grammar, count, sampling.stop_token_ids)
 

@@ -25,6 +25,7 @@ class OpenSample:
         "finish_reason",
         "index",
         "last_sent",
+        "last_token_ns",
         "logprobs",
         "matcher",
         "num_reasoning_tokens",
@@ -57,6 +58,7 @@ class OpenSample:
         self.logprobs: list[LogprobRow] = []  # of tokens that the client does not have yet
         self.dirty = False
         self.last_sent = False  # the last chunk is on its way
+        self.last_token_ns = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
@@ -182,7 +184,9 @@ class OpenRequest:
     first_sent: bool = False  # perhaps by an earlier text edge
     num_cached_tokens: int | None = None  # as its client was or will be told
     miss_reason: str = ""
-    scheduled_ns: int = 0
+    admitted_ns: int = 0  # it has gone to the scheduler
+    planned_ns: int = 0  # the scheduler has made the first plan with it
+    scheduled_ns: int = 0  # and this edge has heard of it
     first_token_ns: int = 0
     first_step_ns: int = 0
     finished_ns: int = 0

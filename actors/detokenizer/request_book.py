@@ -6,6 +6,7 @@ from pillion.actors.detokenizer.client_sessions import ClientSessions, Session
 from pillion.actors.detokenizer.grammars.desk import GrammarDesk
 from pillion.actors.detokenizer.logprob_columns import join_rows
 from pillion.actors.detokenizer.open_requests import OpenRequest, OpenSample
+from pillion.actors.detokenizer.request_meter import RequestMeter
 from pillion.actors.detokenizer.tokenizer import Tokenizer
 from pillion.messages.base import RingMessage
 from pillion.messages.ids import FinishReason, RequestId, SequenceId
@@ -43,6 +44,7 @@ class RequestBook:
             "output_tokens": 0,
             "grammar_processes_lost": 0,
         }
+        self.meter = RequestMeter()
         self._epoch = epoch
         self._sessions = sessions
         self._outgoing = outgoing
@@ -74,11 +76,13 @@ class RequestBook:
         self.samples.pop(sample.sequence_id, None)
         self.grammars.close(sample.sequence_id)
         self.counters["output_tokens"] += len(sample.token_ids)
+        self.meter.sample_ends(sample, reason)
         request.num_running -= 1
         if sample.index == 0 and request.waits_for_prompt:
             request.prompt_logprobs = None  # they will never be complete
         if request.num_running == 0:
             request.finished_ns = now_ns
+            self.meter.request_ends(request, now_ns)
             del self.requests[request.request_id]
             outcomes = {
                 _OUTCOME_OF[each.finish_reason] for each in request.samples if each.finish_reason
@@ -105,14 +109,14 @@ class RequestBook:
         self._sessions.refuse(session_id, request.client_request_id, error)
         refused = request.admitted is None or error.code not in ("internal", "unavailable")
         self.counters["requests_refused" if refused else "requests_failed"] += 1
-        self._forget(request)
+        self._forget(request, "error")
 
     def drop(self, request: OpenRequest) -> None:
         """The client is gone: nobody wants to hear of this request any more."""
         if request.num_running:
             self._abort(request, "abort")
             self.counters["requests_aborted"] += 1
-        self._forget(request)
+        self._forget(request, "abort")
 
     def mark(self, sample: OpenSample) -> None:
         """The sample has something to send."""
@@ -220,7 +224,7 @@ class RequestBook:
                 ("scheduler", AbortRequest(epoch=self._epoch, sequence_ids=ids, reason=reason))
             )
 
-    def _forget(self, request: OpenRequest) -> None:
+    def _forget(self, request: OpenRequest, reason: FinishReason) -> None:
         self.requests.pop(request.request_id, None)
         request.session.requests.pop(request.client_request_id, None)
         request.num_running = 0
@@ -228,7 +232,8 @@ class RequestBook:
             sample.dirty = False
             if sample.finish_reason is None:
                 self.counters["output_tokens"] += len(sample.token_ids)
-                sample.finish_reason = "error"
+                self.meter.sample_ends(sample, reason)
+                sample.finish_reason = reason
             self.samples.pop(sample.sequence_id, None)
             self.grammars.close(sample.sequence_id)
 

@@ -38,6 +38,7 @@ class SchedulerAnswers:
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = message.num_cached_tokens
                 request.miss_reason = message.miss_reason
+            self._book.meter.scheduled(request, message.planned_ns)
 
     def _on_rejected(self, message: RequestRejected) -> None:
         request = self._book.requests.get(message.request_id)

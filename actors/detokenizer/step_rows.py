@@ -61,6 +61,7 @@ class StepRows:
                 new = self._unknown_tokens(sample, position, new)
                 if new or code:
                     self._take_row(step, row, sample, new, code)
+        self._book.meter.step_ends(output.times, now_ns)
 
     def _unknown_tokens(self, sample: OpenSample, position: int, new: list[int]) -> list[int]:
         """The tokens without those that are known already: a worker that was restarted says them again."""
@@ -91,9 +92,12 @@ class StepRows:
                 return
         if request.params.logprobs is not None and new:
             self._take_logprobs(step, row, sample, len(new))
+        if new:
+            self._book.meter.got_tokens(sample, step.now_ns)
         if not request.first_token_ns and new:
             request.first_token_ns = step.now_ns
             request.first_step_ns = _duration_ns(step.output.times)
+            self._book.meter.got_first_token(request, step.now_ns)
         if self._take_tokens(sample, new, code, step.now_ns):
             return
         if code:

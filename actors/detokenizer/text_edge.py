@@ -61,11 +61,14 @@ class TextEdge:
         self.sessions = ClientSessions()
         self.gauges: dict[str, int | float | str] = {
             "open_requests": 0,
+            "open_generations": 0,
             "clients": 0,
             "open_grammars": 0,
         }
         self._book = RequestBook(epoch, self.sessions, self.outgoing)
         self.counters = self._book.counters
+        self.tallies = self._book.meter.tallies
+        self.histograms = self._book.meter.histograms
         self._rows = StepRows(epoch, self._book, self.outgoing)
         self._lives = Lives(peer_epochs)
         self._preparation = Preparation()
@@ -208,9 +211,11 @@ class TextEdge:
             self._closing.tick(now_ns),
         ]
         self._book.flush()
+        self._book.meter.turn_ends(now_ns)
         self.outgoing += [("gpu_worker", masks) for masks in self.grammars.take_masks()]
         self.gauges["open_grammars"] = self.grammars.num_followed
         self.gauges["open_requests"] = self._entrance.num_open
+        self.gauges["open_generations"] = len(self._book.requests)
         self.gauges["clients"] = len(self.sessions.by_id)
         return min((each for each in deadlines if each is not None), default=None)
 

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from pillion.actors.gateway.daemon_link import DaemonLink
-from pillion.actors.gateway.request_timing import RequestTiming
+from pillion.actors.gateway.request_tokens import RequestTokens
 from pillion.messages.inboxes import DaemonToClient
 from pillion.messages.text import GenerateChunk, GenerateRequest, RequestFailed
 from pillion.runtime.async_request_exchange import AsyncRequestExchange
@@ -24,11 +24,11 @@ class Answers:
     """Sends the requests and collects their chunks; leaving the `with` block cancels what is open."""
 
     def __init__(
-        self, link: DaemonLink, requests: Sequence[GenerateRequest], timing: RequestTiming
+        self, link: DaemonLink, requests: Sequence[GenerateRequest], tokens: RequestTokens
     ) -> None:
         """All requests have the same number of samples."""
         self._exchange = AsyncRequestExchange(link.connection)
-        self._timing = timing
+        self._tokens = tokens
         self._waiting = deque(enumerate(requests))
         self._prompts: dict[str, int] = {}  # by request id
         self._num_left: dict[int, int] = {}  # prompt -> samples that go on
@@ -78,7 +78,7 @@ class Answers:
             if not isinstance(reply, GenerateChunk):
                 self._error = _error_of(reply)
                 break
-            self._timing.note_chunk(reply)
+            self._tokens.note_chunk(reply)
             if reply.finish_reason == "error":
                 self._error = RequestError(reply.error or "the request failed in the daemon")
                 break

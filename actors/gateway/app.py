@@ -16,6 +16,7 @@ from pillion.actors.gateway.exchange import ClientGone, Exchange
 from pillion.actors.gateway.gateway import Gateway
 from pillion.actors.gateway.http_errors import HttpError, http_error_of
 from pillion.actors.gateway.routes import ROUTES, RouteSpec
+from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import DaemonUnavailable, RequestError
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,16 @@ class Endpoint:
         """As ASGI calls it."""
         exchange = Exchange(scope, receive, send, _request_id(scope))
         exchange.api_shape = self._spec.api_shape
+        started_ns = now_ns()
         try:
             await self._serve(exchange)
         except ClientGone:
             exchange.status = exchange.status or STATUS_CLIENT_GONE
         finally:
-            self._gateway.metrics.count_response(self._spec.path, exchange.status)
+            seconds = (now_ns() - started_ns) / NS_PER_S
+            self._gateway.metrics.count_response(
+                self._spec.method, self._spec.path, exchange.status, seconds
+            )
 
     async def _serve(self, exchange: Exchange) -> None:
         try:
@@ -118,7 +123,7 @@ def _not_allowed(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[R
 
 
 def _routing_error(gateway: Gateway, error: HttpError) -> Response:
-    gateway.metrics.count_response("other", error.status)
+    gateway.metrics.count_response("any", "other", error.status, 0.0)
     return Response(error.body("openai"), error.status, media_type="application/json")
 
 

@@ -10,29 +10,33 @@ from pillion.actors.gateway.daemon_link import DaemonLink
 from pillion.actors.gateway.exchange import ClientGone
 from pillion.actors.gateway.http_errors import HttpError, http_error_of
 from pillion.actors.gateway.metrics import Metrics
-from pillion.actors.gateway.request_timing import RequestTiming
+from pillion.actors.gateway.request_tokens import RequestTokens
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import RunDir
+from pillion.runtime.stats import StatsReporter
 
 
 class Gateway:
     """The daemon behind the routes, and what is counted of them."""
 
-    def __init__(self, config: EngineConfig, run_dir: RunDir) -> None:
+    def __init__(
+        self, config: EngineConfig, run_dir: RunDir, name: str = "gateway", epoch: int = 1
+    ) -> None:
         """Raises ConfigError for API keys that cannot be read."""
         self.run_dir = run_dir
         self.link = DaemonLink(run_dir.client_socket)
         self.metrics = Metrics()
+        self.stats = StatsReporter(name, epoch, self.metrics)
         self.keys: ApiKeys = api_keys(config)
         self.created = int(time.time())
-        self._config = config
+        self.config = config
 
     @property
     def model_name(self) -> str:
         """The name under which the model is served."""
         geometry = self.link.geometry
-        return self._config.served_model_name or (
-            self._config.model if geometry is None else geometry.model_name
+        return self.config.served_model_name or (
+            self.config.model if geometry is None else geometry.model_name
         )
 
     def check_model(self, model: str | None) -> None:
@@ -46,20 +50,20 @@ class Gateway:
             )
 
     @asynccontextmanager
-    async def counted(self) -> AsyncIterator[RequestTiming]:
+    async def counted(self) -> AsyncIterator[RequestTokens]:
         """Around one generation: it is counted once as received and once by how it ends."""
-        timing = self.metrics.begin()
+        tokens = self.metrics.begin()
         try:
-            yield timing
+            yield tokens
         except BaseException as error:
             if isinstance(error, ClientGone) or not isinstance(error, Exception):
-                self.metrics.end(timing, "cancelled")
+                self.metrics.end(tokens, "cancelled")
             else:
                 status = http_error_of(error).status
-                refused = status < 500 or (status == 503 and not timing.num_output_tokens)
-                self.metrics.end(timing, "refused" if refused else "failed")
+                refused = status < 500 or (status == 503 and not tokens.num_output)
+                self.metrics.end(tokens, "refused" if refused else "failed")
             raise
-        self.metrics.end(timing, "finished")
+        self.metrics.end(tokens, "finished")
 
 
 def new_id(prefix: str) -> str:

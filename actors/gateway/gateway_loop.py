@@ -1,8 +1,8 @@
 """The event loop that drives the gateway: its inbox, its sockets, its numbers."""
 
 import asyncio
+import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, assert_never
 
 from pillion.actors.gateway.app import make_app
@@ -13,9 +13,9 @@ from pillion.messages.inboxes import GatewayInbox
 from pillion.runtime.actor import actor_ready
 from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import NS_PER_S, now_ns
-from pillion.runtime.http_settings import parse_http_address
+from pillion.runtime.inherited_sockets import address_of
 from pillion.runtime.process import ActorContext
-from pillion.runtime.stats import STATS_INTERVAL_NS, StatsReporter
+from pillion.runtime.stats import STATS_INTERVAL_NS
 from pillion.runtime.watchdog import longest_sleep_ns
 
 _STOPPING = "the daemon is stopping"
@@ -26,14 +26,13 @@ class GatewayLoop:
 
     def __init__(self, context: ActorContext) -> None:
         self._context = context
-        self._gateway = Gateway(context.config, context.run_dir)
+        self._gateway = Gateway(context.config, context.run_dir, context.name, context.epoch)
         self._server = HttpServer(make_app(self._gateway))
         self._loop = asyncio.get_running_loop()
         address = context.run_dir.inbox(context.name, context.epoch)
         inbox: Inbox[Any] = Inbox.bind(address, GatewayInbox)
         self._inbox = context.faults.around(inbox)
         self._post = Post(context.run_dir)
-        self._stats = StatsReporter(context.name, context.epoch, self._gateway.metrics)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._life_timer: asyncio.TimerHandle | None = None
@@ -60,18 +59,14 @@ class GatewayLoop:
             self._post.close()
 
     async def _listen(self) -> None:
-        config, gauges = self._context.config, self._gateway.metrics.gauges
-        if config.http is not None:
-            gauges["http"] = await self._server.listen_tcp(*parse_http_address(config.http))
-        if config.http_uds is not None:
-            await self._server.listen_unix(Path(config.http_uds))
-            gauges["http_uds"] = config.http_uds
-        inherited = [
-            await self._server.listen_inherited(descriptor)
-            for descriptor in self._context.listening_fds
+        served = [
+            await self._server.listen(descriptor) for descriptor in self._context.listening_fds
         ]
-        if inherited:
-            gauges["http_inherited"] = " ".join(inherited)
+        gauges = self._gateway.metrics.gauges
+        for listening in served:
+            kind = "http_uds" if listening.family == socket.AF_UNIX else "http"
+            known = gauges.get(kind)
+            gauges[kind] = f"{known} {address_of(listening)}" if known else address_of(listening)
         self._gateway.metrics.on_change = self._report_soon
 
     def _on_ring(self) -> None:
@@ -111,7 +106,7 @@ class GatewayLoop:
 
     def _report(self) -> None:
         self._timer = None
-        stats, again_ns = self._stats.report(now_ns())
+        stats, again_ns = self._gateway.stats.report(now_ns())
         if stats is not None:
             self._post.send("launcher", stats)
         elif again_ns is not None:

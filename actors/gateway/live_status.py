@@ -5,13 +5,14 @@ import msgspec
 from pillion.actors.gateway.exchange import Exchange
 from pillion.actors.gateway.gateway import Gateway
 from pillion.actors.gateway.http_errors import RETRY_AFTER_S, HttpError
-from pillion.actors.gateway.metrics_page import ask_status
+from pillion.actors.gateway.launcher_status import ask_status
+from pillion.runtime.clock import now_ns
 from pillion.runtime.live_view import live_view
 
 
 async def live_status(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
     """Shows the daemon and its actors at this moment, as the page and `pillion top` do."""
-    status = await ask_status(gateway.run_dir)
+    status = await ask_status(gateway.run_dir, gateway.stats.at(now_ns()))
     if status is None:
         raise HttpError(
             503,

@@ -7,7 +7,8 @@ from pillion.actors.gateway.bodies import read_body
 from pillion.actors.gateway.exchange import Exchange
 from pillion.actors.gateway.gateway import Gateway
 from pillion.actors.gateway.http_errors import RETRY_AFTER_S, HttpError, http_error_of, invalid
-from pillion.actors.gateway.metrics_page import CONTENT_TYPE, ask_status, metrics_page
+from pillion.actors.gateway.launcher_status import ask_status
+from pillion.actors.gateway.metrics_page import CONTENT_TYPE, metrics_page
 from pillion.actors.gateway.openai_replies import (
     DetokenizeAnswer,
     Model,
@@ -19,6 +20,7 @@ from pillion.actors.gateway.openai_replies import (
 from pillion.actors.gateway.text_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
 from pillion.messages.codec import unpack_ids
 from pillion.messages.text import TokenizeRequest
+from pillion.runtime.clock import now_ns
 from pillion.runtime.errors import RequestError
 
 
@@ -123,10 +125,13 @@ async def ready(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
 
 
 async def metrics(gateway: Gateway, exchange: Exchange, _: bytes) -> None:
-    """Gives numbers in Prometheus' text format."""
+    """Gives numbers of the whole daemon in Prometheus' text format."""
     is_ready = await gateway.link.why_not_ready() is None
-    status = await ask_status(gateway.run_dir)
-    page = metrics_page(gateway.metrics, status, gateway.model_name, is_ready)
+    status = await ask_status(gateway.run_dir, gateway.stats.at(now_ns()))
+    if status is None:
+        # Numbers of this process alone would look as if all counters had begun anew.
+        raise HttpError(503, "the launcher does not answer", code="unavailable")
+    page = metrics_page(status, gateway.config, gateway.model_name, is_ready)
     await exchange.reply(200, page, content_type=CONTENT_TYPE)
 
 

@@ -187,7 +187,12 @@ class OutputProcessor:
                 pending.logprobs.wait(), pending.logprob_rows_np, kept[~failed], kept
             )
         if times is not None:
-            times = replace(times, output_ns=times.output_ns + now_ns() - waited_ns)
+            answered_ns = now_ns()
+            times = replace(
+                times,
+                output_ns=times.output_ns + answered_ns - waited_ns,
+                answered_ns=answered_ns,
+            )
         return StepOutput(
             epoch=step.epoch,
             step_id=step.step_id,

@@ -19,6 +19,10 @@ OUTCOMES: Final[tuple[FinishReason, ...]] = (
 )
 
 
+# Bounds of the histogram of preemptions that a sample went through.
+PREEMPTIONS: Final = (0.0, 1.0, 2.0, 5.0, 10.0)
+
+
 def new_counters() -> Counters:
     """All counters at zero, so that `pillion status` shows them from the start."""
     names = ["received", "rejected", "forgotten", *(f"finished_{outcome}" for outcome in OUTCOMES)]

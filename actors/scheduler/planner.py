@@ -90,6 +90,7 @@ class Planner:
         fed = self._feed(decodes)
         for victim in self._preemption.victims(self._starving):
             self._num_preemptions += 1
+            victim.num_preemptions += 1
             running.leave(victim)
         draft.released = running.release_leaving()
         for sequence, block_ids in fed:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from pillion.actors.scheduler.block_ledger import BlockLedger
-from pillion.actors.scheduler.counters import Counters, Gauges, new_counters
+from pillion.actors.scheduler.counters import PREEMPTIONS, Counters, Gauges, new_counters
 from pillion.actors.scheduler.in_flight import InFlight, SentPlan
 from pillion.actors.scheduler.limits import Limits
 from pillion.actors.scheduler.lookahead import Lookahead
@@ -31,6 +31,7 @@ from pillion.messages.requests import (
 from pillion.messages.steps import StepFailure, StepOutput
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import InvariantBroken
+from pillion.runtime.histogram import Histogram
 from pillion.runtime.lives import Lives
 
 # The edge ends its requests at the deadline of a drain, and says why; what it has left is ended here.
@@ -68,6 +69,7 @@ class Scheduler:
         self.finished = False
         self.counters: Counters = new_counters()
         self.gauges: Gauges = {}
+        self.histograms = {"preemptions": Histogram(PREEMPTIONS)}
         self._epoch = epoch
         self._config = config
         self._lives = Lives(peer_epochs)
@@ -225,6 +227,7 @@ class Scheduler:
     def _retire(self, sequence: Sequence, outcome: FinishReason) -> None:
         """Ends a sequence for its client; what it holds goes back as soon as that is safe."""
         self.counters[f"finished_{outcome}"] += 1
+        self.histograms["preemptions"].observe(sequence.num_preemptions)
         self._book.retire(sequence, outcome)
         if sequence.phase is Phase.READY:
             self._lookahead.take(sequence)
@@ -341,7 +344,7 @@ class Scheduler:
         draft, repeat = planned
         for sequence in draft.admitted:
             if not sequence.was_scheduled or sequence.sampling.needs_masks:
-                self._announce(sequence)
+                self._announce(sequence, now_ns)
         self._last_plan_id += 1
         plan, sent = draft.build(
             self._epoch,
@@ -356,7 +359,7 @@ class Scheduler:
         self.outgoing.append(("gpu_worker", plan))
         return True
 
-    def _announce(self, sequence: Sequence) -> None:
+    def _announce(self, sequence: Sequence, now_ns: int) -> None:
         cached = min(sequence.num_computed_tokens, sequence.request.num_prompt_tokens)
         if not sequence.was_scheduled:
             sequence.was_scheduled = True
@@ -370,6 +373,7 @@ class Scheduler:
             worker_epoch=self._term.worker_epoch,
             slot=sequence.slot,
             generation=sequence.generation,
+            planned_ns=now_ns,
         )
         self.outgoing.append(("detokenizer", scheduled))
 

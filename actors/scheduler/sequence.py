@@ -65,6 +65,7 @@ class Sequence:
     min_ahead: int = 0  # tokens that plans in flight bring at least, unless the sequence ends
     max_ahead: int = 0  # and at most
     miss_reason: str = ""
+    num_preemptions: int = 0
     num_passed: int = 0  # sequences behind it that were admitted while it did not fit
     was_charged: bool = False  # its client paid for the prompt
     was_scheduled: bool = False  # the text edge knows what the cache had for it

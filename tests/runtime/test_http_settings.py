@@ -13,7 +13,7 @@ from pillion.runtime.http_settings import (
     remove_http_socket,
     require_http_packages,
 )
-from pillion.runtime.supervision import ACTORS, with_gateway
+from pillion.runtime.supervision import ACTORS, with_gateways
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,13 @@ def test_what_is_no_address_is_refused_with_the_field(text: str) -> None:
         EngineConfig(model="m", http=text)
 
 
-def test_the_gateway_starts_only_if_asked_for() -> None:
-    assert with_gateway(ACTORS, EngineConfig(model="m")) == list(ACTORS)
-    for config in (EngineConfig(model="m", http="0"), EngineConfig(model="m", http_uds="h.sock")):
-        assert [spec.name for spec in with_gateway(ACTORS, config)][-1] == "gateway"
+def test_gateways_start_only_if_there_is_something_to_serve() -> None:
+    config = EngineConfig(model="m", http_gateways=3)
+    assert with_gateways(ACTORS, config, ()) == list(ACTORS)
+    specs = with_gateways(ACTORS, config, (5, 6))
+    assert [spec.name for spec in specs[-3:]] == ["gateway", "gateway2", "gateway3"]
+    assert {spec.listening_fds for spec in specs[-3:]} == {(5, 6)}
+    assert len(specs) == len(ACTORS) + 3
 
 
 def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

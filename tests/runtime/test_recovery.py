@@ -115,6 +115,6 @@ async def test_a_process_that_nothing_ends_is_lost_and_the_daemon_gives_up(
     assert rig.given_up == [
         f"SIGKILL has not ended d (pid {child.pid}) within 0.2 s; its device may be lost"
     ]
-    status = rig.board.status(rig.supervisor.children.values())
+    status = rig.board.status(rig.supervisor.children.values(), rig.supervisor.sign_of)
     assert status.actors[4].state == "lost"
     assert rig.epochs == [1, 1, 1, 1]

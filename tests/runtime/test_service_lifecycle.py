@@ -139,9 +139,9 @@ def test_connections_wait_through_the_start_and_every_restart_of_the_gateway(
         meanwhile = [ask(address), ask(path)]
         assert [answer_on(one) for one in meanwhile] == [b"HTTP/1.1 200 OK"] * 2
         assert daemon.wait_actors({"gateway": "running"})["gateway"] != pid
-        wait_until("it shows where", 5, lambda: "http_inherited" in gateway_gauges(daemon))
-        shown = f"http://127.0.0.1:{address[1]} {path}"
-        assert gateway_gauges(daemon)["http_inherited"] == shown
+        wait_until("it shows where", 5, lambda: "http_uds" in gateway_gauges(daemon))
+        assert gateway_gauges(daemon)["http"] == f"http://127.0.0.1:{address[1]}"
+        assert gateway_gauges(daemon)["http_uds"] == path
         others = [one.pid for one in daemon.status().actors[1:] if one.name != "gateway"]
         assert all(unix_inode(unix) not in inodes_of(other) for other in others if other)
         daemon.process.terminate()

@@ -1,6 +1,7 @@
 """A gateway in the test's own loop, with a fake text edge behind it."""
 
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_actor import geometry
+from fake_launcher import FakeLauncher
 from fake_text_edge import FakeTextEdge
 from gateway_rig import GatewayRig, StartRig
 
@@ -38,8 +40,11 @@ async def start_rig(short_root: Path) -> AsyncIterator[StartRig]:
         edge = FakeTextEdge(run_dir.client_socket)
         gateway.link.geometry = geometry(1)
         server = HttpServer(make_app(gateway))
-        rig = GatewayRig(gateway, edge, short_root / "h.sock")
-        await server.listen_unix(rig.path)
+        launcher = FakeLauncher()
+        rig = GatewayRig(gateway, edge, launcher, short_root / "h.sock")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(rig.path))
+            await server.listen(listening.detach())
         started.append((rig, server))
         return rig
 
@@ -48,6 +53,7 @@ async def start_rig(short_root: Path) -> AsyncIterator[StartRig]:
         rig.close()
         await server.close()
         rig.gateway.link.close()
+        rig.launcher.close()
         rig.edge.stop()
 
 

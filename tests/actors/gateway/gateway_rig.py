@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from fake_launcher import FakeLauncher
 from fake_text_edge import FakeTextEdge
 from http_client import Answer, HttpClient
+from metrics_reader import Page, read_page
 
 from pillion.actors.gateway.gateway import Gateway
 
@@ -14,8 +16,11 @@ from pillion.actors.gateway.gateway import Gateway
 class GatewayRig:
     """The gateway, what is behind it, and clients of it."""
 
-    def __init__(self, gateway: Gateway, edge: FakeTextEdge, path: Path) -> None:
+    def __init__(
+        self, gateway: Gateway, edge: FakeTextEdge, launcher: FakeLauncher, path: Path
+    ) -> None:
         self.gateway = gateway
+        self.launcher = launcher
         self.edge = edge
         self.path = path
         self._clients: list[HttpClient] = []
@@ -30,6 +35,12 @@ class GatewayRig:
 
     async def get(self, path: str, headers: dict[str, str] | None = None) -> Answer:
         return await (await self.client()).ask("GET", path, headers=headers)
+
+    async def metrics(self) -> Page:
+        """What it counts, as the launcher adds it up."""
+        answer = await self.get("/metrics")
+        assert answer.status == 200, answer
+        return read_page(answer.body.decode())
 
     async def chat(self, text: str, **fields: Any) -> Answer:
         body = {"messages": [{"role": "user", "content": text}], **fields}

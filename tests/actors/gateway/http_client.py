@@ -81,13 +81,13 @@ class HttpClient:
     async def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Answer:
-        data = body if isinstance(body, bytes) else b"" if body is None else _encode(body)
+        data = body if isinstance(body, bytes) else b"" if body is None else self.encode(body)
         self.send(method, path, data, headers)
         return await self.receive()
 
+    @staticmethod
+    def encode(body: Any) -> bytes:
+        return json.dumps(body).encode()
+
     def hang_up(self) -> None:
         self.writer.transport.abort()
-
-
-def _encode(body: Any) -> bytes:
-    return json.dumps(body).encode()

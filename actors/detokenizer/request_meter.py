@@ -1,0 +1,149 @@
+"""What the text edge counts of requests: sizes, times and reasons, for the metrics."""
+
+from typing import Final, get_args
+
+from pillion.actors.detokenizer.open_requests import OpenRequest, OpenSample
+from pillion.messages.control import Tally
+from pillion.messages.ids import FinishReason
+from pillion.messages.steps import StepTimes
+from pillion.runtime.clock import NS_PER_S
+from pillion.runtime.histogram import SECONDS, Histogram
+
+# They contain the bounds that vLLM's metrics of these names have, so that queries for one bound find it.
+FIRST_TOKEN_SECONDS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+TOKEN_SECONDS: Final = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
+    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_SECONDS: Final = (
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+    120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+TOKENS: Final = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+STEP_TOKENS: Final = (1.0, *(float(2**power) for power in range(3, 15)))
+SAMPLES: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+_BOUNDS: Final = {
+    "first_token_seconds": FIRST_TOKEN_SECONDS,
+    "inter_token_seconds": TOKEN_SECONDS,
+    "per_token_seconds": TOKEN_SECONDS,
+    "whole_seconds": REQUEST_SECONDS,
+    "queue_seconds": REQUEST_SECONDS,
+    "inference_seconds": REQUEST_SECONDS,
+    "prefill_seconds": REQUEST_SECONDS,
+    "decode_seconds": REQUEST_SECONDS,
+    "request_prompt_tokens": TOKENS,
+    "request_computed_tokens": TOKENS,
+    "request_output_tokens": TOKENS,
+    "request_longest_output_tokens": TOKENS,
+    "request_max_tokens": TOKENS,
+    "request_samples": SAMPLES,
+    "step_tokens": STEP_TOKENS,
+    "ring_admit_seconds": SECONDS,
+    "ring_plan_seconds": SECONDS,
+    "ring_first_output_seconds": SECONDS,
+    "ring_output_seconds": SECONDS,
+}
+MISS_REASONS: Final = ("disabled", "cold", "evicted", "diverged", "salt", "request", "short")
+_SUCCESSES: Final = ("stop", "length", "tool_calls")
+
+
+class RequestMeter:
+    """Hears of each moment of a request, and keeps numbers alone."""
+
+    def __init__(self) -> None:
+        self.tallies: dict[str, Tally] = {
+            "finish_reasons": dict.fromkeys(get_args(FinishReason), 0),
+            # Of requests; "" had all cached that may be.
+            "cache_miss_reasons": dict.fromkeys(("", *MISS_REASONS), 0),
+        }
+        self.histograms = {name: Histogram(bounds) for name, bounds in _BOUNDS.items()}
+        self._admitted: list[OpenRequest] = []
+        self._gaps: dict[
+            int, int
+        ] = {}  # time since a sample's last token -> how often, in this step
+
+    def admitted(self, request: OpenRequest) -> None:
+        """It goes to the scheduler at the end of this turn."""
+        self._admitted.append(request)
+
+    def turn_ends(self, now_ns: int) -> None:
+        """What the edge has to send leaves now."""
+        for request in self._admitted:
+            request.admitted_ns = now_ns
+            self._observe("ring_admit_seconds", now_ns - request.arrival_ns)
+        self._admitted.clear()
+
+    def scheduled(self, request: OpenRequest, planned_ns: int) -> None:
+        """Its first sample is in a plan."""
+        request.planned_ns = planned_ns
+        self._observe("ring_plan_seconds", planned_ns - request.admitted_ns)
+        misses = self.tallies["cache_miss_reasons"]
+        misses[request.miss_reason] = misses.get(request.miss_reason, 0) + 1
+
+    def got_tokens(self, sample: OpenSample, now_ns: int) -> None:
+        """A step has tokens for it."""
+        if sample.last_token_ns:
+            gap_ns = now_ns - sample.last_token_ns
+            self._gaps[gap_ns] = self._gaps.get(gap_ns, 0) + 1
+        sample.last_token_ns = now_ns
+
+    def got_first_token(self, request: OpenRequest, now_ns: int) -> None:
+        """The first one of a request that no earlier text edge had."""
+        if not request.first_sent:
+            self._observe("first_token_seconds", now_ns - request.arrival_ns)
+            if request.planned_ns:
+                self._observe("ring_first_output_seconds", now_ns - request.planned_ns)
+
+    def step_ends(self, times: StepTimes | None, now_ns: int) -> None:
+        """All rows of a step were taken."""
+        for gap_ns, count in self._gaps.items():
+            self.histograms["inter_token_seconds"].observe(gap_ns / NS_PER_S, count)
+        self._gaps.clear()
+        if times is not None:
+            num_tokens = times.num_prefill_tokens + times.num_decode_tokens
+            self.histograms["step_tokens"].observe(num_tokens)
+            if times.answered_ns:
+                self._observe("ring_output_seconds", now_ns - times.answered_ns)
+
+    def sample_ends(self, sample: OpenSample, reason: FinishReason) -> None:
+        """No token follows, for this reason."""
+        if sample.request.admitted is not None:
+            self.tallies["finish_reasons"][reason] += 1
+            self.histograms["request_output_tokens"].observe(len(sample.token_ids))
+
+    def request_ends(self, request: OpenRequest, now_ns: int) -> None:
+        """All of its samples have ended. How long it took counts if they came to an end by themselves."""
+        if request.admitted is None:
+            return
+        num_prompt_tokens = len(request.admitted.prompt_token_ids) // 4
+        lengths = [len(sample.token_ids) for sample in request.samples]
+        sizes = self.histograms
+        sizes["request_prompt_tokens"].observe(num_prompt_tokens)
+        sizes["request_computed_tokens"].observe(
+            num_prompt_tokens - (request.num_cached_tokens or 0)
+        )
+        sizes["request_longest_output_tokens"].observe(max(lengths))
+        sizes["request_samples"].observe(request.params.n)
+        if request.params.max_tokens is not None:
+            sizes["request_max_tokens"].observe(request.params.max_tokens)
+        if all(sample.finish_reason in _SUCCESSES for sample in request.samples):
+            self._observe_times(request, max(lengths), now_ns)
+
+    def _observe_times(self, request: OpenRequest, num_tokens: int, now_ns: int) -> None:
+        self._observe("whole_seconds", now_ns - request.arrival_ns)
+        if not (request.planned_ns and request.first_token_ns):
+            return
+        decode_ns = now_ns - request.first_token_ns
+        self._observe("queue_seconds", request.planned_ns - request.admitted_ns)
+        self._observe("prefill_seconds", request.first_token_ns - request.planned_ns)
+        self._observe("decode_seconds", decode_ns)
+        self._observe("inference_seconds", now_ns - request.planned_ns)
+        if num_tokens > 1:
+            self._observe("per_token_seconds", decode_ns / (num_tokens - 1))
+
+    def _observe(self, name: str, duration_ns: float) -> None:
+        self.histograms[name].observe(max(0.0, duration_ns / NS_PER_S))

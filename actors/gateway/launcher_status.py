@@ -1,0 +1,31 @@
+"""What the launcher knows of the whole daemon."""
+
+import asyncio
+from typing import Final
+
+from pillion.messages.codec import FRAME_HEADER_BYTES, Codec, frame, frame_length
+from pillion.messages.control import ActorStats, DaemonStatus, StatusRequest
+from pillion.messages.inboxes import ControlReply
+from pillion.runtime.control_socket import MAX_REPLY_BYTES
+from pillion.runtime.paths import RunDir
+
+STATUS_TIMEOUT_S: Final = 1.0
+
+
+async def ask_status(run_dir: RunDir, own: ActorStats) -> DaemonStatus | None:
+    """The daemon's state, with what this gateway has counted until now; None if it does not answer in time."""
+    codec: Codec[ControlReply] = Codec(ControlReply)
+    try:
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(run_dir.control_socket)
+            try:
+                writer.write(frame(codec.encode(StatusRequest(stats=own))))
+                length = frame_length(await reader.readexactly(FRAME_HEADER_BYTES))
+                if length > MAX_REPLY_BYTES:
+                    return None
+                reply = codec.decode(await reader.readexactly(length))
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
+        return None
+    return reply if isinstance(reply, DaemonStatus) else None
