@@ -44,6 +44,15 @@ def test_a_report_that_was_overtaken_changes_nothing() -> None:
     assert book.latest("a", 1) is None
 
 
+def test_an_early_report_leaves_the_rates_alone() -> None:
+    second = 1_000_000_000
+    book = book_of(stats(1, second, x=1))
+    book.note(stats(1, 2 * second - 1, x=4), in_turn=False)
+    book.note(stats(1, 2 * second, x=5))
+    assert book.rates("a", 1, 2 * second) == {"x": 4.0}
+    assert book.rates("a", 2, 2 * second) == {}
+
+
 def test_lives_are_added_up() -> None:
     book = book_of(stats(1, x=3, y=1), stats(2, seconds=1.5, x=2), stats(4, seconds=9.0, x=1))
     assert totals(book).counters == {"x": 6, "y": 1}

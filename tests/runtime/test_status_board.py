@@ -9,12 +9,13 @@ from pillion.messages.control import ActorStats
 from pillion.runtime import status_board
 from pillion.runtime.clock import NS_PER_S
 from pillion.runtime.config import EngineConfig
+from pillion.runtime.progress import Sign
 from pillion.runtime.status_board import StatusBoard
 
 
 def rates_of(board: StatusBoard, epoch: int) -> dict[str, float]:
     child: Any = SimpleNamespace(name="scheduler", epoch=epoch, alive=False, pid=0, state="running")
-    _, scheduler = board.status([child]).actors
+    _, scheduler = board.status([child], lambda _: Sign(0, False)).actors
     return scheduler.rates
 
 
@@ -28,6 +29,14 @@ def test_rates_are_of_one_life(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setattr(status_board, "now_ns", lambda second=second: second * NS_PER_S)
         counters: dict[str, int | float] = {"steps": steps}
-        board.note_stats(ActorStats(actor="scheduler", epoch=epoch, counters=counters, gauges={}))
+        board.note_stats(
+            ActorStats(
+                actor="scheduler",
+                epoch=epoch,
+                counters=counters,
+                gauges={},
+                time_ns=second * NS_PER_S,
+            )
+        )
         assert rates_of(board, epoch) == rates
     assert rates_of(board, 3) == {}

@@ -31,19 +31,7 @@ class FakeLauncher:
         assert isinstance(request, StatusRequest)
         if request.stats is not None:
             self.report(request.stats)
-        return DaemonStatus(
-            version="1",
-            name="d",
-            pid=1,
-            state="ready",
-            model="fake",
-            uptime_s=60.0,
-            ready_after_s=1.0,
-            start_phases=[],
-            geometry=None,
-            actors=[self._status(stats) for stats in self.stats.values()],
-            failure=None,
-        )
+        return daemon_status([self._status(stats) for stats in self.stats.values()])
 
     def _status(self, stats: ActorStats) -> ActorStatus:
         return ActorStatus(
@@ -58,3 +46,20 @@ class FakeLauncher:
             totals=self._book.totals(stats.actor),
             stamp_age_s=0.5,
         )
+
+
+def daemon_status(actors: list[ActorStatus]) -> DaemonStatus:
+    """Of a daemon with these."""
+    return DaemonStatus(
+        version="1",
+        name="d",
+        pid=1,
+        state="ready",
+        model="fake",
+        uptime_s=60.0,
+        ready_after_s=1.0,
+        start_phases=[],
+        geometry=None,
+        actors=actors,
+        failure=None,
+    )

@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from pillion.actors.gateway.metrics import Metrics
-from pillion.actors.gateway.metrics_page import metrics_page
 from pillion.actors.gateway.reference import reference
 from pillion.actors.gateway.routes import ROUTES
 from pillion.runtime.config import REASONING_PARSERS, ToolParserName
@@ -46,9 +44,3 @@ def test_routes_that_the_text_names_exist() -> None:
 def test_the_parsers_are_named() -> None:
     parsers = {*get_args(ToolParserName), *REASONING_PARSERS} - {"auto"}
     assert parsers <= WORDS
-
-
-def test_metrics_under_vllms_names() -> None:
-    page = metrics_page(Metrics(), None, "m", ready=True).decode()
-    names = set(re.findall(r"^# TYPE (vllm:\w+)", page, re.MULTILINE))
-    assert names <= WORDS
