@@ -25,6 +25,17 @@ $(STAMPS)/test: $(STAMPS)/install
 	@$(PIP) -e '.[test]'
 	@touch $@
 
+# For the tests of the HTTP server's page. Where it cannot be had like this they are skipped, and say what is missing.
+$(STAMPS)/browser:
+	@mkdir -p $(STAMPS)
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then touch $@; \
+	elif [ "$$(id -u)" = 0 ] && grep -qs '^ID=debian' /etc/os-release; then \
+		echo "Installing Chromium ..."; \
+		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+			chromium chromium-driver; } >$@.log 2>&1 || { tail $@.log; exit 1; }; \
+		touch $@; \
+	fi
+
 $(STAMPS)/lint: $(STAMPS)/install
 	@$(PIP) -e '.[test,lint]'
 	@touch $@
@@ -41,7 +52,7 @@ demo: $(STAMPS)/install
 	@echo "  $(BIN)/pillion generate \"Once upon a time\""
 	@echo "  $(BIN)/pillion stop               end it; nothing is left behind"
 
-test: $(STAMPS)/test
+test: $(STAMPS)/test $(STAMPS)/browser
 	$(BIN)/python -m pytest -q -rs -m "not gpu" $(ARGS)
 
 test-clients: $(STAMPS)/test

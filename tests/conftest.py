@@ -2,11 +2,16 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pillion.runtime.model_source import resolve_model
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 # Without a CUDA device the Triton kernels run in Triton's interpreter, which wants to be told before it is imported.
 if not Path("/dev/nvidiactl").exists():
@@ -27,3 +32,13 @@ if importlib.util.find_spec("hypothesis") is not None:
 def smollm2_path() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct, fetched once and cached."""
     return resolve_model("smollm2").path
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chrome]":
+    """One headless browser for all tests of the page."""
+    from browser import start_chromium
+
+    driver = start_chromium(tmp_path_factory.mktemp("chromium"))
+    yield driver
+    driver.quit()
