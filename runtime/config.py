@@ -98,8 +98,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 10.0
     step_limit_s: Annotated[
         float,
-        Meta(description="the same within a step, counted anew at each of the model's layers"),
-    ] = 120.0
+        Meta(
+            description="stall limit of a step, counted anew at each of the model's layers; raise it for a"
+            " model with layers that take longer"
+        ),
+    ] = 30.0
     seed: Annotated[int, Meta(description="base of the seeds of requests that bring none")] = 0
     http: Annotated[
         str | None,

@@ -144,7 +144,7 @@ def start_stages(
         end_phase("graphs")
     flags = fault_flags_of(config, "gpu_worker")
     if flags:
-        stages = replace(stages, executor=FaultyExecutor(loaded.model, kv_cache, flags))
+        stages = replace(stages, executor=FaultyExecutor(loaded.model, kv_cache, flags, epoch))
     geometry = _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
     return stages, geometry if ledger is None else _with_ledger(geometry, ledger)
 
