@@ -1,18 +1,17 @@
 """The scheduler: the truth of every request, from admission to its end. No socket and no clock inside."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, assert_never
 
 from pillion.actors.scheduler.block_ledger import BlockLedger
 from pillion.actors.scheduler.counters import PREEMPTIONS, Counters, Gauges, new_counters
-from pillion.actors.scheduler.in_flight import InFlight, SentPlan
+from pillion.actors.scheduler.edge_reports import EdgeReports
+from pillion.actors.scheduler.engine import Engine
+from pillion.actors.scheduler.in_flight import SentPlan
 from pillion.actors.scheduler.limits import Limits
-from pillion.actors.scheduler.lookahead import Lookahead
-from pillion.actors.scheduler.planner import Planner
 from pillion.actors.scheduler.request_book import TOKEN_BYTES, RequestBook, find_fault
 from pillion.actors.scheduler.rows import take_rows
-from pillion.actors.scheduler.sequence import Phase, Request, Sequence
+from pillion.actors.scheduler.sequence import Request, Sequence
 from pillion.actors.scheduler.step_faults import StepFaults, clearing_marks
 from pillion.actors.scheduler.term import Term
 from pillion.messages.base import RingMessage
@@ -21,13 +20,7 @@ from pillion.messages.codec import unpack_int64
 from pillion.messages.control import Drain, EngineGeometry, PeerRestarted, Shutdown
 from pillion.messages.ids import ErrorCode, FinishReason, RequestId
 from pillion.messages.inboxes import SchedulerInbox
-from pillion.messages.requests import (
-    AbortRequest,
-    NewRequest,
-    RequestClosed,
-    RequestRejected,
-    RequestScheduled,
-)
+from pillion.messages.requests import AbortRequest, NewRequest
 from pillion.messages.steps import StepFailure, StepOutput
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import InvariantBroken
@@ -41,15 +34,6 @@ OUT_OF_TIME: Final = "the request's deadline has passed"
 FAILED_ALONE: Final = (
     "the step that computes this answer failed each time, the last time with nothing else in it"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """What there is once the worker has told its sizes."""
-
-    limits: Limits
-    ledger: BlockLedger
-    planner: Planner
 
 
 class Scheduler:
@@ -74,9 +58,7 @@ class Scheduler:
         self._config = config
         self._lives = Lives(peer_epochs)
         self._faults = StepFaults()
-        self._last_plan_id = 0
         self._drain_ns: int | None = None
-        self._engine: _Engine | None = None
         self._begin_term()
 
     def on_message(self, message: SchedulerInbox, now_ns: int) -> None:
@@ -96,7 +78,7 @@ class Scheduler:
                 self._on_abort(message)
             case PrefixFound() | BlockLease() | RecallLease():
                 if message.worker_epoch == self._term.worker_epoch:
-                    self._on_kv_message(message)
+                    self._engine_now().on_kv_message(message)
             case EngineGeometry():
                 self._on_geometry(message)
             case PeerRestarted():
@@ -116,24 +98,20 @@ class Scheduler:
                 self._close(sequence, "timeout", OUT_OF_TIME)
         if self._drain_ns is not None:
             self._drain(now_ns, self._drain_ns)
-        commits_left = False
-        if self._engine is not None:
-            planner, ledger = self._engine.planner, self._engine.ledger
+        engine, commits_left = self._engine, False
+        if engine is not None:
             if self._faults.next_trial(self._book.open):
-                self._make_way(planner, ledger)
-            self._plan(planner, now_ns)
-            while planner.fill_lookahead():
-                self._plan(planner, now_ns)
+                engine.make_way()
+            self._plan(engine, now_ns)
             # Plans first: the worker waits for them, the others do not wait for what is behind.
             self.outgoing.sort(key=lambda entry: entry[0] != "gpu_worker")
-            commits_left = ledger.commit_some()
-            planner.reconcile_leases()
+            commits_left = engine.settle()
         self._measure()
         if commits_left:
             return now_ns
         due_ns = [deadlines.next_ns()]
-        if self._engine is not None:
-            due_ns.append(self._engine.planner.release_due_ns)
+        if engine is not None:
+            due_ns.append(engine.release_due_ns)
         if self._book.open:
             due_ns.append(self._drain_ns)
         return min((due for due in due_ns if due is not None), default=None)
@@ -141,11 +119,9 @@ class Scheduler:
     def _begin_term(self) -> None:
         """Begins with empty books: this scheduler is new, or the worker is."""
         self._term = Term(self._epoch, self._lives["gpu_worker"])
+        self._reports = EdgeReports(self._term, self.outgoing)
         self._book = RequestBook(self._config.enable_prefix_caching, self._faults)
-        self._lookahead = Lookahead(self._book)
-        self._in_flight = InFlight()
-        self._engine = None
-        self._is_fresh = True  # the next plan finds, or makes, the worker's table empty
+        self._engine: Engine | None = None
 
     def _on_new_life(self, actor: str) -> None:
         match actor:
@@ -153,9 +129,7 @@ class Scheduler:
                 self.counters["forgotten"] += len(self._book.open)
                 self._begin_term()
             case "kv_manager" if self._engine is not None:
-                ledger, running = self._engine.ledger, self._engine.planner.running
-                ledger.declare([*running.holders, *self._lookahead.ready])
-                self._lookahead.ask_again(ledger)
+                self._engine.on_new_kv_manager()
             case "detokenizer":
                 # Nobody waits for these any more; the new edge sends again what a client takes up again.
                 for sequence in list(self._book.open.values()):
@@ -188,14 +162,7 @@ class Scheduler:
     ) -> None:
         self.counters["received"] += num_samples
         self.counters["rejected"] += num_samples
-        rejected = RequestRejected(
-            epoch=self._epoch,
-            request_id=request_id,
-            code=code,
-            message=message,
-            worker_epoch=self._term.worker_epoch,
-        )
-        self.outgoing.append(("detokenizer", rejected))
+        self._reports.rejected(request_id, code, message)
 
     def _bound(self, request: Request, limits: Limits) -> None:
         """Ends samples that came as long as they may get."""
@@ -214,14 +181,7 @@ class Scheduler:
 
     def _close(self, sequence: Sequence, outcome: FinishReason, message: str | None = None) -> None:
         """Ends a sequence for a reason that the text edge does not know yet."""
-        closed = RequestClosed(
-            epoch=self._epoch,
-            sequence_id=sequence.sequence_id,
-            finish_reason=outcome,
-            message=message,
-            worker_epoch=self._term.worker_epoch,
-        )
-        self.outgoing.append(("detokenizer", closed))
+        self._reports.closed(sequence, outcome, message)
         self._retire(sequence, outcome)
 
     def _retire(self, sequence: Sequence, outcome: FinishReason) -> None:
@@ -229,21 +189,15 @@ class Scheduler:
         self.counters[f"finished_{outcome}"] += 1
         self.histograms["preemptions"].observe(sequence.num_preemptions)
         self._book.retire(sequence, outcome)
-        if sequence.phase is Phase.READY:
-            self._lookahead.take(sequence)
-            self._engine_now().ledger.release(sequence)
-            sequence.phase = Phase.CLOSED
-        elif sequence.phase is Phase.RUNNING:
-            self._engine_now().planner.running.leave(sequence)
-        # MATCHING, LEAVING, LEFT: until its PrefixFound or the answer to the plan that releases it.
+        if self._engine is not None:
+            self._engine.retire(sequence)
 
     def _on_geometry(self, message: EngineGeometry) -> None:
         if self._engine is not None:
             return
         limits = Limits.of(self._config, message)
         ledger = BlockLedger(self._term, limits, self._send_to_kv_manager)
-        planner = Planner(limits, ledger, self._lookahead, self._in_flight)
-        self._engine = _Engine(limits, ledger, planner)
+        self._engine = Engine(self._term, limits, self._book, ledger)
         for request in {sequence.request: None for sequence in self._book.open.values()}:
             refusal = limits.refusal(
                 request.num_prompt_tokens, request.open_sequences[0].sampling.max_tokens
@@ -257,22 +211,9 @@ class Scheduler:
             self.counters["received"] -= num_samples
             self._reject(request.request_id, num_samples, "invalid_request", refusal)
 
-    def _on_kv_message(self, message: PrefixFound | BlockLease | RecallLease) -> None:
-        engine = self._engine_now()
-        match message:
-            case PrefixFound():
-                self._lookahead.on_prefix_found(message, engine.ledger)
-            case BlockLease():
-                engine.ledger.leases.on_lease(message)
-            case RecallLease():
-                engine.ledger.leases.on_recall(message)
-            case _:
-                assert_never(message)
-
     def _on_step_output(self, message: StepOutput, now_ns: int) -> None:
         engine = self._engine_now()
-        plan = self._in_flight.answer(message.plan_id, message.execution)
-        engine.planner.pace.note(message.times, plan.sent_ns, now_ns)
+        plan = engine.answer(message, now_ns)
         if message.failure is not None:
             self._on_step_failed(plan, message.execution, message.failure, engine)
             return
@@ -283,27 +224,11 @@ class Scheduler:
         for sequence, outcome in taken.ended:
             self._retire(sequence, outcome)
         if message.execution == 0:
-            self._on_plan_answered(plan, engine)
-
-    def _on_plan_answered(self, plan: SentPlan, engine: _Engine) -> None:
-        """The plan has run once: its prefill chunks are computed and its released slots are quiet."""
-        for sequence, num_tokens in plan.prefill_rows:
-            if sequence.outcome == "error":
-                continue
-            sequence.num_computed_tokens = max(sequence.num_computed_tokens, num_tokens)
-            engine.ledger.commit(sequence)
-            self._book.follow(sequence, engine.limits.block_size_tokens)
-        for sequence in plan.released:
-            del engine.planner.running.left[sequence]
-            self._give_back(sequence, engine.ledger, keep_content=sequence.outcome != "error")
+            engine.on_plan_answered(plan)
 
     def _on_step_failed(
-        self, plan: SentPlan, execution: int, failure: StepFailure, engine: _Engine
+        self, plan: SentPlan, execution: int, failure: StepFailure, engine: Engine
     ) -> None:
-        """Nothing came of the step, nor will of the plans behind it; everyone begins again with what is known.
-
-        What the step wrote lies behind the computed tokens, so no block of it is ever committed.
-        """
         self.counters["failed_steps"] += 1
         book = self._book
         suspects = unpack_int64(failure.sequence_ids)
@@ -311,53 +236,18 @@ class Scheduler:
         guilty = self._faults.accuse(clear_at, len(suspects))
         if guilty is not None:
             self._close(book.open[guilty], "error", f"{FAILED_ALONE}: {failure.message}")
-        if failure.device_lost:
-            return  # as is this worker; the next one's first sign follows
-        self._is_fresh = True
-        self._in_flight.clear()
-        for sequence in engine.planner.abandon():
-            self._give_back(sequence, engine.ledger, keep_content=sequence.outcome != "error")
+        if (
+            not failure.device_lost
+        ):  # with the device, the worker is; the next one's first sign follows
+            engine.begin_again()
 
-    def _make_way(self, planner: Planner, ledger: BlockLedger) -> None:
-        """Others than before may run: whoever does makes room, and goes on when its turn comes again."""
-        for sequence in list(planner.running.sequences.values()):
-            planner.running.leave(sequence)
-        self._lookahead.put_back(ledger)
-        self._book.sort_queue()
-
-    def _give_back(self, sequence: Sequence, ledger: BlockLedger, keep_content: bool) -> None:
-        """Gives the blocks of a sequence without a slot back; a preempted one queues again."""
-        ledger.release(sequence, keep_content)
-        if sequence.outcome is None:
-            self._book.requeue(sequence)
-        else:
-            sequence.phase = Phase.CLOSED
-
-    def _plan(self, planner: Planner, now_ns: int) -> None:
-        while planner.wants_step(now_ns) and self._send_plan(planner, now_ns):
-            pass
-
-    def _send_plan(self, planner: Planner, now_ns: int) -> bool:
-        planned = planner.plan()
-        if planned is None:
-            return False
-        draft, repeat = planned
-        for sequence in draft.admitted:
-            if not sequence.was_scheduled or sequence.sampling.needs_masks:
-                self._announce(sequence, now_ns)
-        self._last_plan_id += 1
-        plan, sent = draft.build(
-            self._epoch,
-            self._last_plan_id,
-            repeat,
-            self._is_fresh,
-            edge_epoch=self._lives["detokenizer"],
-        )
-        self._is_fresh = False
-        sent.sent_ns = now_ns
-        self._in_flight.add(sent)
-        self.outgoing.append(("gpu_worker", plan))
-        return True
+    def _plan(self, engine: Engine, now_ns: int) -> None:
+        while (planned := engine.plan(now_ns, self._lives["detokenizer"])) is not None:
+            for sequence in planned.admitted:
+                if not sequence.was_scheduled or sequence.sampling.needs_masks:
+                    self._announce(sequence, now_ns)
+            self.counters["plans"] += 1
+            self.outgoing.append(("gpu_worker", planned.message))
 
     def _announce(self, sequence: Sequence, now_ns: int) -> None:
         cached = min(sequence.num_computed_tokens, sequence.request.num_prompt_tokens)
@@ -365,17 +255,7 @@ class Scheduler:
             sequence.was_scheduled = True
             self.counters["prompt_tokens"] += sequence.request.num_prompt_tokens
             self.counters["cached_prompt_tokens"] += cached
-        scheduled = RequestScheduled(
-            epoch=self._epoch,
-            sequence_id=sequence.sequence_id,
-            num_cached_tokens=cached,
-            miss_reason=sequence.miss_reason,
-            worker_epoch=self._term.worker_epoch,
-            slot=sequence.slot,
-            generation=sequence.generation,
-            planned_ns=now_ns,
-        )
-        self.outgoing.append(("detokenizer", scheduled))
+        self._reports.scheduled(sequence, cached, now_ns)
 
     def _drain(self, now_ns: int, deadline_ns: int) -> None:
         if now_ns >= deadline_ns:
@@ -386,17 +266,15 @@ class Scheduler:
         num_open = len(self._book.open)
         num_running = num_leased = 0
         if self._engine is not None:
-            planner = self._engine.planner
-            num_running = len(planner.running.sequences)
+            num_running = self._engine.num_running
             num_leased = self._engine.ledger.leases.num_leased
-            self.counters["preemptions"] += planner.take_preemptions()
-        self.counters["plans"] = self._last_plan_id
+            self.counters["preemptions"] += self._engine.take_preemptions()
         self.gauges["open"] = num_open
         self.gauges["running"] = num_running
         self.gauges["waiting"] = num_open - num_running
         self.gauges["leased_blocks"] = num_leased
 
-    def _engine_now(self) -> _Engine:
+    def _engine_now(self) -> Engine:
         if self._engine is None:
             raise InvariantBroken("a message of the engine came before its geometry")
         return self._engine
