@@ -95,6 +95,8 @@ class PeerRestarted(RingMessage, frozen=True):
 
     actor: str
     epoch: int
+    # How the life before ended, if what it was doing may be to blame: a crash of its own, or a step without end.
+    crash: str | None = None
 
 
 class Drain(RingMessage, frozen=True):

@@ -30,8 +30,9 @@ class Core(Protocol[In]):
     """An actor's state and rules, without socket or clock.
 
     It may also have `counters` and `gauges`, dicts that runtime/stats.py reports; they are
-    changed in place and never replaced. And it may have `waits_for_device`: true after a turn that did
+    changed in place and never replaced. It may have `waits_for_device`: true after a turn that did
     nothing but look whether a device has finished; the time until the next turn that does is no progress.
+    And it may have `has_worked`: true once it has done what it is for.
     """
 
     outgoing: list[
@@ -109,7 +110,7 @@ class ActorLoop(Generic[T]):
         """One turn: every message that is there, one tick, everything out. Returns the next deadline."""
         core = self._core
         if not getattr(core, "waits_for_device", False):
-            self._progress.stamp_turn(now)
+            self._progress.stamp_turn(now, getattr(core, "has_worked", False))
         if first is not None:
             self._take(first, now)
         for message in self._inbox.drain():

@@ -9,6 +9,7 @@ from typing import Any, Final, assert_never
 
 from pillion.messages import control, inboxes
 from pillion.runtime.channels import Inbox, Post
+from pillion.runtime.child import Child
 from pillion.runtime.clock import NS_PER_MS, now_ns
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.control_socket import ControlServer
@@ -21,7 +22,7 @@ from pillion.runtime.paths import RunDir
 from pillion.runtime.recovery import Recovery
 from pillion.runtime.service_manager import ServiceManager
 from pillion.runtime.status_board import StatusBoard
-from pillion.runtime.supervision import ActorSpec, Child, Supervisor
+from pillion.runtime.supervision import ActorSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 

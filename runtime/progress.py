@@ -12,7 +12,8 @@ from pillion.runtime.clock import now_ns
 
 _LINE_WORDS: Final = 8  # 64 bytes, a cache line of its own for each actor
 _WORD_BYTES: Final = 8
-_STAMP, _IN_STEP = 0, 1
+_NUM_WORDS: Final = 3
+_STAMP, _IN_STEP, _HAS_WORKED = range(_NUM_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Sign:
 
     stamp_ns: int  # 0: nothing yet in this life
     in_step: bool  # it runs a step of the model, which may take long
+    has_worked: bool = False  # this life has done what it is for
 
 
 class ProgressPage:
@@ -35,12 +37,14 @@ class ProgressPage:
     def read(self, line: int) -> Sign:
         """What the actor of this line has written."""
         first = line * _LINE_WORDS
-        return Sign(self._words[first + _STAMP], bool(self._words[first + _IN_STEP]))
+        stamp, in_step, has_worked = self._words[first : first + _NUM_WORDS]
+        return Sign(stamp, bool(in_step), bool(has_worked))
 
     def clear(self, line: int) -> None:
         """A new life begins in this line."""
         first = line * _LINE_WORDS
-        self._words[first + _STAMP] = self._words[first + _IN_STEP] = 0
+        for word in range(first, first + _NUM_WORDS):
+            self._words[word] = 0
 
     def close(self) -> None:
         """Lets go of the page."""
@@ -65,8 +69,9 @@ class Progress:
         os.close(descriptor)
         return cls(words[line * _LINE_WORDS : (line + 1) * _LINE_WORDS])
 
-    def stamp_turn(self, now: int) -> None:
+    def stamp_turn(self, now: int, has_worked: bool = False) -> None:
         """The loop has come round."""
+        self._words[_HAS_WORKED] = has_worked
         self._words[_STAMP] = now
         self._words[_IN_STEP] = 0
 

@@ -8,16 +8,17 @@ from typing import Any, Final
 from pillion.messages import control
 from pillion.messages.base import RingMessage
 from pillion.runtime.channels import Post
+from pillion.runtime.child import Child
 from pillion.runtime.clock import now_ns
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.http_settings import is_gateway
 from pillion.runtime.proc_files import is_stopped
 from pillion.runtime.progress import Sign
-from pillion.runtime.restart_budget import RestartBudget
+from pillion.runtime.restart_budget import Budgets
 from pillion.runtime.service_manager import ServiceManager
 from pillion.runtime.status_board import StatusBoard
-from pillion.runtime.supervision import Child, Supervisor
-from pillion.runtime.watchdog import Watchdog, look_interval_s
+from pillion.runtime.supervision import Supervisor
+from pillion.runtime.watchdog import Hang, Watchdog, look_interval_s
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,6 @@ DRAINING: Final = ("detokenizer", "scheduler")  # who is told of a drain, beside
 LAST_WORD_S: Final = 0.1  # between an actor's exit and the arrival of its ActorFailed
 FAILURE_GRACE_S: Final = 1.0  # between an actor's word that it fails and its exit
 REPLACE_DEADLINE_S: Final = 10.0  # a process that holds much device memory takes a while to end
-# Deaths for which a request may be to blame have a budget of their own, this many times as large.
-BLAMELESS_FACTOR: Final = 10
 
 
 class Recovery:
@@ -50,9 +49,8 @@ class Recovery:
         self._service = service
         self._give_up = give_up
         self._watchdog = Watchdog(config.stall_limit_s, config.step_limit_s, is_stopped)
-        period_s = config.restart_period_s
-        self._budget = RestartBudget(config.max_restarts, period_s)
-        self._blameless = RestartBudget(config.max_restarts * BLAMELESS_FACTOR, period_s)
+        self._budgets = Budgets(config.max_restarts, config.restart_period_s)
+        self._crashes: dict[str, str] = {}  # by actor, of lives since the last one that was ready
         self._drain: control.Drain | None = None
         self._told_state: control.EngineState | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,10 +93,8 @@ class Recovery:
         pid, epoch = scheduler.pid, scheduler.epoch
         if self._watchdog.look("the ring", epoch, pid, sign, starting=False) is not None:
             limit_s = self._config.stall_limit_s
-            self._kill_hung(
-                scheduler,
-                f"requests are open and no step was run for stall_limit_s = {limit_s:g} s",
-            )
+            reason = f"requests are open and no step was run for stall_limit_s = {limit_s:g} s"
+            self._kill_hung(scheduler, Hang(reason))
 
     def on_exit(self, child: Child, read_inbox: Callable[[], None]) -> None:
         """A child's process is gone. Its last word may still be in our inbox."""
@@ -119,7 +115,8 @@ class Recovery:
     def on_ready(self, child: Child) -> None:
         """A life has begun: the others hear of it if it is not the first, and it hears what they know."""
         if child.epoch > 1:
-            restarted = control.PeerRestarted(actor=child.name, epoch=child.epoch)
+            crash = self._crashes.pop(child.name, None)
+            restarted = control.PeerRestarted(actor=child.name, epoch=child.epoch, crash=crash)
             self.send(
                 restarted, *(name for name in self._supervisor.children if name != child.name)
             )
@@ -182,8 +179,10 @@ class Recovery:
         """Starts the next life of an actor, and of those that cannot outlive it, if the budget allows it."""
         if dead.taken_along:
             return
-        budget = self._blameless if dead.is_blameless else self._budget
-        cause = budget.spend(dead.name, dead.how_it_ended(), now_ns())
+        if dead.crash is not None:
+            self._crashes[dead.name] = dead.crash
+        has_worked = self._supervisor.sign_of(dead).has_worked
+        cause = self._budgets.spend(dead, has_worked, now_ns())
         if cause is not None:
             self._give_up(cause)
             return
@@ -213,9 +212,9 @@ class Recovery:
     def _on_restart_timeout(self, child: Child) -> None:
         if child.alive and child.state == "starting" and not self.is_over:
             limit_s = self._config.start_timeout_s
-            self._kill_hung(child, f"it was not ready after start_timeout_s = {limit_s:g} s")
+            self._kill_hung(child, Hang(f"it was not ready after start_timeout_s = {limit_s:g} s"))
 
-    def _kill_hung(self, child: Child, hang: str) -> None:
+    def _kill_hung(self, child: Child, hang: Hang) -> None:
         child.hang = hang
         self._supervisor.kill([child])
         self._spawn(self._expect_end(child))

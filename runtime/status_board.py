@@ -14,12 +14,12 @@ from pillion.messages.control import (
     ProbeReply,
     StartPhase,
 )
+from pillion.runtime.child import Child
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.proc_files import age_s, cpu_seconds, ended_cpu_seconds, rss_bytes
 from pillion.runtime.progress import Sign
 from pillion.runtime.stats_book import StatsBook
-from pillion.runtime.supervision import Child
 
 ProgressOf = Callable[[Child], Sign]
 DaemonState = Literal["starting", "ready", "recovering", "draining", "stopping", "failed"]

@@ -1,16 +1,14 @@
 """The launcher's children: the table of actors, how they start, how they end, and how one learns of it."""
 
 import asyncio
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
-from pillion.messages.control import ActorFailed
+from pillion.runtime.child import Child, kill_group
 from pillion.runtime.clock import now_ns
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.http_settings import GATEWAY, is_gateway
@@ -20,8 +18,6 @@ from pillion.runtime.progress import ProgressPage, Sign
 
 REAP_RETRY_S: Final = 0.02
 REAP_DEADLINE_S: Final = 1.0
-
-ChildState = Literal["starting", "running", "exited", "failed", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,69 +69,6 @@ def with_gateways(
         replace(first, name=name, command=(*first.command, f"--name={name}")) for name in names
     ]
     return [*specs, first, *others]
-
-
-class Child:
-    """One life of an actor."""
-
-    def __init__(self, name: str, epoch: int, process: subprocess.Popen[bytes]) -> None:
-        self.name = name
-        self.epoch = epoch
-        self.pid = process.pid
-        self.started_ns = now_ns()
-        self.state: ChildState = "starting"
-        self.failure: ActorFailed | None = None
-        self.was_running = False
-        self.taken_along = False  # its next life begins with that of another one
-        self.hang: str | None = None  # why it was killed
-        self.geometry_epoch = 0  # of the EngineGeometry that it was told last
-        self.gone = asyncio.Event()
-        self.process = process
-        self.pidfd = os.pidfd_open(process.pid)
-
-    @property
-    def ending_kind(self) -> str:
-        """How it ended, in a word for counting."""
-        if self.hang is not None:
-            return "hung"
-        if self.failure is not None:
-            return "failed"
-        status = self.process.returncode
-        return "killed" if status is not None and status < 0 else "exited"
-
-    @property
-    def is_blameless(self) -> bool:
-        """Whether it served and then ended for a reason that is not its own."""
-        return self.was_running and self.failure is not None and not self.failure.spends_budget
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process has not been seen to end."""
-        return not self.gone.is_set()
-
-    def how_it_ended(self) -> str:
-        """Actor, pid, signal or exit code, and what the actor itself said, in one line."""
-        exit_text = self._exit()
-        if self.hang is not None:
-            return f"{self.name} (pid {self.pid}) hung: {self.hang}"
-        if self.failure is None:
-            return f"{self.name} (pid {self.pid}) {exit_text}"
-        if self.process.returncode == -signal.SIGKILL:
-            exit_text = "failed"  # it had given its reason, and then we ended it
-        return f"{self.name} (pid {self.pid}) {exit_text}: {self.failure.message}"
-
-    def _exit(self) -> str:
-        status = self.process.returncode
-        if self.alive:
-            return "fails"
-        if status is None:
-            return "ended, and its exit status cannot be read"
-        if status >= 0:
-            return f"exited with code {status}"
-        try:
-            return f"was killed by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"was killed by signal {-status}"
 
 
 class Supervisor:
@@ -225,9 +158,7 @@ class Supervisor:
     def _on_pidfd(self, child: Child) -> None:
         asyncio.get_running_loop().remove_reader(child.pidfd)
         os.close(child.pidfd)
-        _kill_group(
-            child
-        )  # the number is the group's as long as its leader has not been waited for
+        kill_group(child)  # the number is the group's as long as its leader has not been waited for
         self._reap(child, now_ns())
 
     def _reap(self, child: Child, since_ns: int) -> None:
@@ -253,7 +184,7 @@ class Supervisor:
         """Sends SIGKILL to those that live."""
         for child in children:
             if child.alive:
-                _kill_group(child)
+                kill_group(child)
 
     async def wait_gone(self, children: Iterable[Child], timeout_s: float) -> list[Child]:
         """Waits for the ends of these children. Returns those that still live after the timeout."""
@@ -276,9 +207,3 @@ class Supervisor:
         self._progress.close()
         os.close(self._our_lifetime_fd)
         os.close(self._lifetime_fd)
-
-
-def _kill_group(child: Child) -> None:
-    """Kills a child that has not been waited for, and whatever it has started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)

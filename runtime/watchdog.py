@@ -23,6 +23,14 @@ def longest_sleep_ns(stall_limit_s: float) -> int:
     return int(min(stall_limit_s / TURNS_PER_LIMIT, MAX_SLEEP_S) * NS_PER_S)
 
 
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Why an actor is taken for hung."""
+
+    reason: str
+    in_step: bool = False  # it was running, and in a step of the model
+
+
 @dataclass(slots=True)
 class _Watched:
     """An actor's life, and since when its sign has been the same, on the watchdog's own clock."""
@@ -56,7 +64,7 @@ class Watchdog:
             self._clock_ns += min(now_ns - self._last_look_ns, self._longest_gap_ns)
         self._last_look_ns = now_ns
 
-    def look(self, actor: str, epoch: int, pid: int, sign: Sign, *, starting: bool) -> str | None:
+    def look(self, actor: str, epoch: int, pid: int, sign: Sign, *, starting: bool) -> Hang | None:
         """Returns None, or what is wrong with this actor. A start has a limit of its own, unless it is stopped."""
         watched = self._watched.get(actor)
         if watched is None or (watched.epoch, watched.sign) != (epoch, sign):
@@ -66,9 +74,10 @@ class Watchdog:
         if quiet_s <= self._stall_limit_s:
             return None
         if self._is_stopped(pid):
-            return f"it is stopped and has made no progress for {quiet_s:.1f} s"
+            return Hang(f"it is stopped and has made no progress for {quiet_s:.1f} s")
         if starting or (sign.in_step and quiet_s <= self._step_limit_s):
             return None
         if sign.in_step:
-            return f"its step has made no progress for step_limit_s = {self._step_limit_s:g} s"
-        return f"its loop has not come round for stall_limit_s = {self._stall_limit_s:g} s"
+            limit_s = self._step_limit_s
+            return Hang(f"its step has made no progress for step_limit_s = {limit_s:g} s", True)
+        return Hang(f"its loop has not come round for stall_limit_s = {self._stall_limit_s:g} s")

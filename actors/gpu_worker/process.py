@@ -43,6 +43,7 @@ def main() -> int:
     try:
         # torch is imported here, when the launcher's end is being watched for.
         from pillion.actors.gpu_worker.start_up import start_worker
+        from pillion.actors.gpu_worker.step_faults import EveryStepFails
 
         phases.end("imports")
         context.faults.at_load()
@@ -56,8 +57,10 @@ def main() -> int:
         post.close()
     worker.outgoing.append(("launcher", geometry))
     status = run_actor(context, worker, WorkerInbox)
-    if worker.device_error is not None:
-        report_failure(context, worker.device_error, spends_budget=False)
+    if worker.end_error is not None:
+        # A request can break the device, and then it is its own doing; it cannot make every step fail.
+        every_step_fails = isinstance(worker.end_error, EveryStepFails)
+        report_failure(context, worker.end_error, spends_budget=every_step_fails)
         return 1
     return status
 

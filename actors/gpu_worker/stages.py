@@ -1,5 +1,6 @@
 """The three stages of a worker, wired to one state table and one KV pool."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pillion.actors.gpu_worker.block_tables import BlockTables
@@ -27,6 +28,7 @@ class Stages:
     output_processor: OutputProcessor
     # captures steps; None on the CPU, and where the tables are only for a probe
     capturer: GraphCapturer | None
+    kv_cache: KvCache
 
     @classmethod
     def build(
@@ -72,9 +74,15 @@ class Stages:
                 device, states, sampler, executor.compute_logits, vocab_size
             ),
             capturer=capturer,
+            kv_cache=kv_cache,
         )
 
-    def worker(self, epoch: int, steps_in_flight: int) -> Worker:
+    def worker(
+        self,
+        epoch: int,
+        steps_in_flight: int,
+        self_test: Callable[[], str | None] | None = None,
+    ) -> Worker:
         """A worker without plans. On the CPU a launch returns when the step is done, so nothing is in flight."""
         return Worker(
             epoch=epoch,
@@ -84,4 +92,5 @@ class Stages:
             executor=self.executor,
             output_processor=self.output_processor,
             steps_in_flight=steps_in_flight if self.device.is_cuda else 1,
+            self_test=self_test,
         )

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -41,7 +42,7 @@ from pillion.actors.gpu_worker.models.loader import (
     open_checkpoint,
 )
 from pillion.actors.gpu_worker.stages import Stages
-from pillion.actors.gpu_worker.warm_up import warm_up
+from pillion.actors.gpu_worker.warm_up import self_test, warm_up
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.control import EngineGeometry, KvGroupGeometry
 from pillion.runtime.config import EngineConfig
@@ -70,7 +71,7 @@ def start_worker(
 ) -> tuple[Worker, EngineGeometry]:
     """A worker that has run a step; as `start_stages`."""
     stages, geometry = start_stages(config, epoch, end_phase, progress, compilation)
-    return stages.worker(epoch, config.steps_in_flight), geometry
+    return stages.worker(epoch, config.steps_in_flight, partial(self_test, stages)), geometry
 
 
 def start_stages(

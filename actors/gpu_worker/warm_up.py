@@ -4,11 +4,13 @@ from typing import Final
 
 from pillion.actors.gpu_worker.limits import WorkerLimits
 from pillion.actors.gpu_worker.stages import Stages
+from pillion.messages.base import RingMessage
 from pillion.messages.codec import pack_ids
 from pillion.messages.sampling import TokenSampling
-from pillion.messages.steps import NewSequence, StepPlan
+from pillion.messages.steps import NewSequence, StepOutput, StepPlan
 
 _EPOCH: Final = 1
+_SELF_TEST_TOKENS: Final = 4  # fewer than the smallest block has
 GREEDY: Final = TokenSampling(
     temperature=0.0,
     top_k=0,
@@ -64,22 +66,44 @@ def warm_up(stages: Stages, limits: WorkerLimits, block_size: int, num_prefill_t
     new, next_block = [], 0
     for slot, length in enumerate(lengths):
         num_blocks = length // block_size + 1
-        new.append(
-            NewSequence(
-                sequence_id=slot,
-                slot=slot,
-                generation=0,
-                token_ids=pack_ids([0] * length),
-                num_prompt_tokens=length,
-                num_computed_tokens=0,
-                block_ids=[pack_ids(range(next_block, next_block + num_blocks))],
-                sampling=_EVERYTHING if is_largest or slot == 0 else GREEDY,
-            )
-        )
+        sampling = _EVERYTHING if is_largest or slot == 0 else GREEDY
+        new.append(_sequence(slot, length, range(next_block, next_block + num_blocks), sampling))
         next_block += num_blocks
+    _run(stages, new)
+
+
+def self_test(stages: Stages) -> str | None:
+    """Runs a prefill and a decode step whose input is known to be good; what went wrong, or None.
+
+    The tables must be empty, and are left so; the block that is used has its content back afterwards.
+    """
+    block = stages.kv_cache.tensor[0]
+    content = block.clone()
+    outgoing = _run(stages, [_sequence(0, _SELF_TEST_TOKENS, range(1), GREEDY)])
+    block.copy_(content)
+    failures = (message.failure for _, message in outgoing if isinstance(message, StepOutput))
+    return next((failure.message for failure in failures if failure is not None), None)
+
+
+def _sequence(slot: int, length: int, blocks: range, sampling: TokenSampling) -> NewSequence:
+    return NewSequence(
+        sequence_id=slot,
+        slot=slot,
+        generation=0,
+        token_ids=pack_ids([0] * length),
+        num_prompt_tokens=length,
+        num_computed_tokens=0,
+        block_ids=[pack_ids(blocks)],
+        sampling=sampling,
+    )
+
+
+def _run(stages: Stages, new: list[NewSequence]) -> list[tuple[str, RingMessage]]:
+    """Prefills these, decodes a token of each and releases them. Returns what a worker says to that."""
     worker = stages.worker(_EPOCH, steps_in_flight=1)
-    slots = pack_ids(range(num_rows))
+    num_rows, slots = len(new), pack_ids(each.slot for each in new)
     for plan_id, starts in enumerate(([0] * num_rows, [-1] * num_rows)):
+        lengths = [each.num_prompt_tokens for each in new] if plan_id == 0 else [1] * num_rows
         plan = StepPlan(
             epoch=_EPOCH,
             plan_id=plan_id,
@@ -87,7 +111,7 @@ def warm_up(stages: Stages, limits: WorkerLimits, block_size: int, num_prefill_t
             slots=slots,
             generations=pack_ids([0] * num_rows),
             starts=pack_ids(starts),
-            num_tokens=pack_ids(lengths if plan_id == 0 else [1] * num_rows),
+            num_tokens=pack_ids(lengths),
             new_sequences=new if plan_id == 0 else [],
         )
         worker.on_message(plan, 0)
@@ -104,3 +128,4 @@ def warm_up(stages: Stages, limits: WorkerLimits, block_size: int, num_prefill_t
     worker.on_message(end, 0)
     while worker.tick(0) is not None:
         pass
+    return worker.outgoing

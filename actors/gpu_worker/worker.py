@@ -1,7 +1,7 @@
 """The worker's core: plans in, one step at a time, outputs out."""
 
 import logging
-from collections import deque
+from collections.abc import Callable
 from typing import Final, assert_never
 
 import numpy as np
@@ -15,14 +15,15 @@ from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.launched_steps import LaunchedStep, LaunchedSteps
 from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor, PendingOutput, StepIdentity
+from pillion.actors.gpu_worker.plan_queue import PlanQueue
 from pillion.actors.gpu_worker.plan_rows import PlanRows
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_counters import StepCounters
-from pillion.actors.gpu_worker.step_faults import DeviceLost, failure_of, rows_of
+from pillion.actors.gpu_worker.step_faults import DeviceLost, FailedSteps, failure_of, rows_of
 from pillion.messages.base import RingMessage
 from pillion.messages.control import PeerRestarted, Shutdown
 from pillion.messages.inboxes import WorkerInbox
-from pillion.messages.steps import StepPlan, TokenMasks
+from pillion.messages.steps import StepFailure, StepPlan, TokenMasks
 from pillion.runtime.clock import now_ns as clock_ns
 from pillion.runtime.errors import InvariantBroken
 
@@ -42,7 +43,7 @@ class Worker:
     meanwhile. It ends without them before the other rows lose time by it; those rows then are computed again.
 
     An exception in a step is answered as a StepFailure, behind the steps launched before it. If it has broken
-    the device, the worker has `finished`, and `device_error` says of what.
+    the device, or if every step fails, the worker has `finished`, and `end_error` says of what.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class Worker:
         executor: ModelExecutor,
         output_processor: OutputProcessor,
         steps_in_flight: int,
+        self_test: Callable[[], str | None] | None = None,
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
-        self.device_error: Exception | None = None
+        self.has_worked = False
+        self.end_error: Exception | None = None
         self._step_counters = StepCounters()
         self.counters = self._step_counters.counters
         self.gauges: dict[str, int | float | str] = {}
@@ -69,12 +72,8 @@ class Worker:
         self._executor = executor
         self._output_processor = output_processor
         self._steps_in_flight = steps_in_flight
-        self._scheduler_epoch = 1
-        self._plans: deque[StepPlan] = deque()
-        self._plan: StepPlan | None = None
-        self._executions = 0  # of _plan
-        self._last_plan_id: int | None = None
-        self._awaits_fresh_plan = False
+        self._plans = PlanQueue()
+        self._failed = FailedSteps(self_test)
         self._next_step_id = 0
         self._forward: ForwardStep | None = None
         self._launched = LaunchedSteps()
@@ -87,7 +86,7 @@ class Worker:
             case StepPlan():
                 self._on_plan(message)
             case TokenMasks():
-                if message.epoch >= self._scheduler_epoch:
+                if message.epoch >= self._plans.scheduler_epoch:
                     self._on_scheduler_epoch(message.epoch)
                     self._output_processor.take_masks(message)
             case PeerRestarted():
@@ -111,7 +110,7 @@ class Worker:
         if self._forward is not None:
             if len(self._launched):
                 self._collect()  # what masks depend on
-            elif not self._plans and self._all_wait(self._forward):
+            elif not self._plans.has_newer and self._all_wait(self._forward):
                 return None
         elif has_launched:
             if len(self._launched) == self._steps_in_flight:
@@ -125,36 +124,20 @@ class Worker:
     @property
     def has_work(self) -> bool:
         """Whether a step waits to be launched or collected."""
-        return bool(
-            self._plans or self._plan is not None or self._forward is not None or self._launched
-        )
+        return self._plans.has_any or self._forward is not None or bool(self._launched)
 
     def _on_plan(self, plan: StepPlan) -> None:
-        if plan.epoch < self._scheduler_epoch:
-            return
-        self._on_scheduler_epoch(plan.epoch)
-        if self._awaits_fresh_plan and not plan.fresh:
-            return
-        self._awaits_fresh_plan = False
-        if self._last_plan_id is not None and plan.plan_id != self._last_plan_id + 1:
-            raise InvariantBroken(f"plan {plan.plan_id} follows plan {self._last_plan_id}")
-        self._last_plan_id = plan.plan_id
-        self._plans.append(plan)
+        if plan.epoch >= self._plans.scheduler_epoch:
+            self._on_scheduler_epoch(plan.epoch)
+            self._plans.add(plan)
 
     def _on_scheduler_epoch(self, epoch: int) -> None:
         """A new scheduler knows nothing of our slots: it starts with a table that is empty."""
-        if epoch <= self._scheduler_epoch:
-            return
-        self._scheduler_epoch = epoch
-        self._awaits_fresh_plan = False
-        self._clear()
-        self._output_processor.forget_masks()
+        if self._plans.adopt(epoch):
+            self._free_slots()
+            self._output_processor.forget_masks()
 
-    def _clear(self) -> None:
-        """Forgets all plans and frees all slots."""
-        self._last_plan_id = None
-        self._plans.clear()
-        self._plan = None
+    def _free_slots(self) -> None:
         self._forward = None
         self._step_counters.nothing_waits()
         occupied = self._states.occupied()
@@ -167,64 +150,47 @@ class Worker:
         Leaves it in `_forward`, or has launched it if there is nothing to compute.
         """
         started_ns = clock_ns()
-        if self._plans:
-            self._plan, self._executions = self._plans.popleft(), 0
-        plan = self._plan
-        if plan is None:
+        turn = self._plans.turn()
+        if turn is None:
             return False
-        step = StepIdentity(
-            self._epoch, self._next_step_id, plan.plan_id, self._executions, plan.epoch
-        )
+        plan, execution = turn
+        step = StepIdentity(self._epoch, self._next_step_id, plan.plan_id, execution, plan.epoch)
         rows: PlanRows | None = None
         try:
-            rows = self._rows(plan)
-            if self._executions and not len(rows):
-                # Nothing that this plan names can go on before another plan says more.
-                self._plan = None
+            rows = self._rows(plan, execution)
+            if execution and not len(rows):
+                self._plans.end_grant()
                 return False
             sequence_ids = rows_of(self._states, plan, rows)
             if len(rows):
-                self._forward = self._run(step, rows, sequence_ids, started_ns)
+                self._step_counters.step_begins(started_ns)
+                inputs = self._input_preparer.prepare(rows)
+                prepared_ns = clock_ns()
+                self._forward = ForwardStep(
+                    identity=step,
+                    sequence_ids=sequence_ids,
+                    num_rows=len(rows),
+                    inputs=inputs,
+                    output=self._executor.execute(inputs),
+                    started_ns=started_ns,
+                    prepared_ns=prepared_ns,
+                    executed_ns=clock_ns(),
+                )
         except Exception as error:
             self._fail(error, step, rows_of(self._states, plan, rows))
             return True
         self._next_step_id += 1
-        self._executions += 1
-        if self._executions >= plan.repeat:
-            self._plan = None
+        self._plans.note_executed()
         if self._forward is None:
             self._launched.add(LaunchedStep(step, sequence_ids, PendingOutput.of_nothing()))
         return True
 
-    def _rows(self, plan: StepPlan) -> PlanRows:
-        """The rows of the plan's next execution; what it changes is applied before the first one."""
-        if self._executions == 0:
+    def _rows(self, plan: StepPlan, execution: int) -> PlanRows:
+        """The rows of this execution of the plan; what it changes is applied before the first one."""
+        if execution == 0:
             self._input_preparer.apply(plan)
             self._output_processor.apply(plan)
-        return self._input_preparer.rows(plan, self._executions)
-
-    def _run(
-        self,
-        step: StepIdentity,
-        rows: PlanRows,
-        sequence_ids: npt.NDArray[np.int64],
-        started_ns: int,
-    ) -> ForwardStep:
-        """The first two stages of a step; preparation counts from when its plan was taken."""
-        self._step_counters.step_begins(started_ns)
-        inputs = self._input_preparer.prepare(rows)
-        prepared_ns = clock_ns()
-        output = self._executor.execute(inputs)
-        return ForwardStep(
-            identity=step,
-            sequence_ids=sequence_ids,
-            num_rows=len(rows),
-            inputs=inputs,
-            output=output,
-            started_ns=started_ns,
-            prepared_ns=prepared_ns,
-            executed_ns=clock_ns(),
-        )
+        return self._input_preparer.rows(plan, execution)
 
     def _all_wait(self, forward: ForwardStep) -> bool:
         """Whether nobody loses anything while masks are awaited."""
@@ -238,7 +204,7 @@ class Worker:
         """The same, but also without masks when others would have to wait for them."""
         if self._end_if_masked(forward):
             return True
-        if self._all_wait(forward) and not self._plans:
+        if self._all_wait(forward) and not self._plans.has_newer:
             return False
         return self._patience.is_over(forward, clock_ns()) and self._end(forward)
 
@@ -277,10 +243,20 @@ class Worker:
         if not self._launched and self._forward is None:
             self._step_counters.step_collected(collected_ns, not self._states.all_finished())
         if launched.failure is not None:
-            output = replace(output, failure=launched.failure)
+            output = replace(output, failure=self._judged(launched.failure))
+        elif launched.times is not None:
+            self.has_worked = True
+            self._failed.end_row()
         # An edge has no use for a step that had no rows.
         receivers = OUTPUT_RECEIVERS if launched.times is not None else ("scheduler",)
         self.outgoing += [(receiver, output) for receiver in receivers]
+
+    def _judged(self, failure: StepFailure) -> StepFailure:
+        """If every step fails that ends this worker, as a lost device does."""
+        if self.finished or (error := self._failed.add(failure.message)) is None:
+            return failure
+        self.end_error, self.finished = error, True
+        return replace(failure, device_lost=True)
 
     def _void(self) -> npt.NDArray[np.int64]:
         """Nothing that was begun comes to an end. Returns the sequences of all those steps, [n] int64."""
@@ -312,9 +288,8 @@ class Worker:
         nothing = PendingOutput.of_nothing()
         self._launched.add(LaunchedStep(step, sequence_ids, nothing, failure=failure))
         if is_lost:
+            self.end_error, self.finished = error, True
             self._collect()
-            self.device_error = error
-            self.finished = True
         else:
-            self._clear()
-            self._awaits_fresh_plan = True
+            self._plans.await_fresh()
+            self._free_slots()

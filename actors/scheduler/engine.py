@@ -9,6 +9,7 @@ from pillion.actors.scheduler.lookahead import Lookahead
 from pillion.actors.scheduler.planner import Planner
 from pillion.actors.scheduler.request_book import RequestBook
 from pillion.actors.scheduler.sequence import Phase, Sequence
+from pillion.actors.scheduler.step_faults import Accusation, accusation_of_all
 from pillion.actors.scheduler.term import Term
 from pillion.messages.blocks import BlockLease, PrefixFound, RecallLease
 from pillion.messages.steps import StepOutput, StepPlan
@@ -28,11 +29,11 @@ class Engine:
     def __init__(self, term: Term, limits: Limits, book: RequestBook, ledger: BlockLedger) -> None:
         self.limits = limits
         self.ledger = ledger
-        self.in_flight = InFlight()
+        self._in_flight = InFlight()
         self._term = term
         self._book = book
         self._lookahead = Lookahead(book)
-        self._planner = Planner(limits, ledger, self._lookahead, self.in_flight)
+        self._planner = Planner(limits, ledger, self._lookahead, self._in_flight)
         self._last_plan_id = 0
         self._is_fresh = True  # the next plan finds, or makes, the worker's table empty
 
@@ -84,12 +85,12 @@ class Engine:
         )
         self._is_fresh = False
         sent.sent_ns = now_ns
-        self.in_flight.add(sent)
+        self._in_flight.add(sent)
         return Planned(message, draft.admitted)
 
     def answer(self, output: StepOutput, now_ns: int) -> SentPlan:
         """The plan that this is an answer to. Raises InvariantBroken if it does not follow the one before."""
-        plan = self.in_flight.answer(output.plan_id, output.execution)
+        plan = self._in_flight.answer(output.plan_id, output.execution)
         self._planner.pace.note(output.times, plan.sent_ns, now_ns)
         return plan
 
@@ -111,7 +112,7 @@ class Engine:
         What the step wrote lies behind the computed tokens, so no block of it is ever committed.
         """
         self._is_fresh = True
-        self.in_flight.clear()
+        self._in_flight.clear()
         for sequence in self._planner.abandon():
             self._give_back(sequence)
 
@@ -130,6 +131,11 @@ class Engine:
             self._book.requeue(sequence)
         else:
             sequence.phase = Phase.CLOSED
+
+    def work_in_flight(self) -> Accusation:
+        """All that the worker may have been at, of which nothing has been heard."""
+        limit = self.limits.steps_in_flight
+        return accusation_of_all(self._in_flight.plans, limit, self._book.open)
 
     # The KV manager.
 

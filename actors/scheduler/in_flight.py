@@ -61,6 +61,11 @@ class InFlight:
         """Steps that the newest plan granted; 0 without a plan."""
         return self._plans[-1].repeat if self._plans else 0
 
+    @property
+    def plans(self) -> Iterable[SentPlan]:
+        """Those that may still run, the oldest first."""
+        return self._plans
+
     def add(self, plan: SentPlan) -> None:
         """The plan was sent."""
         self._plans.append(plan)

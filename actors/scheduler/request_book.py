@@ -87,7 +87,10 @@ class RequestBook:
         return self._faults.may_run(sequence.sequence_id)
 
     def sort_queue(self) -> None:
-        """Others than before may run: those who may not wait aside."""
+        """Others than before may run: those who may not wait aside. Who is tried waits for nobody."""
+        for sequence in self.open.values():
+            if sequence.phase is Phase.HELD and self._faults.is_suspect(sequence.sequence_id):
+                self.requeue(sequence)
         for sequence in self.queue.take_all() + self._aside.take_all():
             self._queue_of(sequence).push(sequence)
 

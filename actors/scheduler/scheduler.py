@@ -12,7 +12,7 @@ from pillion.actors.scheduler.limits import Limits
 from pillion.actors.scheduler.request_book import TOKEN_BYTES, RequestBook, find_fault
 from pillion.actors.scheduler.rows import take_rows
 from pillion.actors.scheduler.sequence import Request, Sequence
-from pillion.actors.scheduler.step_faults import StepFaults, clearing_marks
+from pillion.actors.scheduler.step_faults import StepFaults, accusation_of_step
 from pillion.actors.scheduler.term import Term
 from pillion.messages.base import RingMessage
 from pillion.messages.blocks import BlockLease, PrefixFound, RecallLease
@@ -31,9 +31,6 @@ from pillion.runtime.lives import Lives
 EDGE_FIRST_NS: Final = 250_000_000
 STOPPING: Final = "the daemon is stopping"
 OUT_OF_TIME: Final = "the request's deadline has passed"
-FAILED_ALONE: Final = (
-    "the step that computes this answer failed each time, the last time with nothing else in it"
-)
 
 
 class Scheduler:
@@ -82,7 +79,9 @@ class Scheduler:
             case EngineGeometry():
                 self._on_geometry(message)
             case PeerRestarted():
-                pass
+                if message.actor == "gpu_worker":
+                    self._faults.on_worker_restarted(message.crash)
+                    self._end_convicted()
             case Drain():
                 self._drain_ns = message.deadline_ns + EDGE_FIRST_NS
             case Shutdown():
@@ -127,6 +126,8 @@ class Scheduler:
         match actor:
             case "gpu_worker":
                 self.counters["forgotten"] += len(self._book.open)
+                if self._engine is not None:
+                    self._faults.on_worker_lost(self._engine.work_in_flight())
                 self._begin_term()
             case "kv_manager" if self._engine is not None:
                 self._engine.on_new_kv_manager()
@@ -156,6 +157,7 @@ class Scheduler:
             self.counters["received"] += len(request.open_sequences)
             if self._engine is not None:
                 self._bound(request, self._engine.limits)
+            self._end_convicted()
 
     def _reject(
         self, request_id: RequestId, num_samples: int, code: ErrorCode, message: str
@@ -230,16 +232,18 @@ class Scheduler:
         self, plan: SentPlan, execution: int, failure: StepFailure, engine: Engine
     ) -> None:
         self.counters["failed_steps"] += 1
-        book = self._book
         suspects = unpack_int64(failure.sequence_ids)
-        clear_at = clearing_marks(suspects, plan, execution, book.open)
-        guilty = self._faults.accuse(clear_at, len(suspects))
-        if guilty is not None:
-            self._close(book.open[guilty], "error", f"{FAILED_ALONE}: {failure.message}")
+        accusation = accusation_of_step(suspects, plan, execution, self._book.open)
+        self._faults.accuse(accusation, failure.message, worker_ended=failure.device_lost)
+        self._end_convicted()
         if (
             not failure.device_lost
         ):  # with the device, the worker is; the next one's first sign follows
             engine.begin_again()
+
+    def _end_convicted(self) -> None:
+        for sequence, reason in self._faults.take_convicted(self._book.open):
+            self._close(sequence, "error", reason)
 
     def _plan(self, engine: Engine, now_ns: int) -> None:
         while (planned := engine.plan(now_ns, self._lives["detokenizer"])) is not None:

@@ -28,8 +28,8 @@ from pillion.messages.steps import (
 )
 from pillion.runtime.errors import InvariantBroken
 
-# How a step fails: alone, or with the device and all steps that were launched.
-Fault = Literal["step", "device"]
+# How a step fails: alone, with the device and all steps that were launched, or with the process.
+Fault = Literal["step", "device", "crash"]
 
 _NEVER_WRITTEN = -1
 _SPOILED = -2
@@ -152,6 +152,10 @@ class FakeWorker:
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
+        self.crashed = (
+            False  # by a signal of its own: whoever drives it ends it without another word
+        )
+        self.has_worked = False
         self.counters: dict[str, int | float] = {
             "steps": 0,
             "rows": 0,
@@ -212,6 +216,8 @@ class FakeWorker:
     def tick(self, now_ns: int) -> int | None:
         """Launches a step or collects one. Returns now_ns while there is work."""
         if len(self._launched) < self._steps_in_flight and self._launch():
+            if self.crashed:
+                return None
             if len(self._launched) == self._steps_in_flight:
                 self._collect()
         elif self._launched:
@@ -281,6 +287,10 @@ class FakeWorker:
 
     def _fail(self, step: LaunchedStep, fault: Fault) -> None:
         """The step is answered without rows, and nothing is left of the table."""
+        if fault == "crash":
+            self.crashed = self.finished = True
+            self.outgoing.clear()
+            return
         self._pool.spoil(step.rows)
         if fault == "device" and self._launched:
             rows = [row for launched in self._launched for row in launched.rows]

@@ -96,6 +96,8 @@ class RingEngine(Generic[E]):
         self.scheduler: Scheduler
         self.num_kills = 0
         self.num_lost_devices = 0
+        self.num_crashes = 0
+        self._crash: str | None = None  # of a worker since the last one that was announced
         self._epochs = dict.fromkeys(INBOXES, 1)
         self._announced = dict.fromkeys(INBOXES, 1)
         self._verify_every = verify_every
@@ -127,10 +129,14 @@ class RingEngine(Generic[E]):
         self.ring.call_later(self._draw_ns(), lambda: self._restart(name))
 
     def _end_worker(self) -> None:
-        """It has said its last word and exits; to load again takes it longer than that word its way."""
+        """It has said its last word, or crashed, and exits; to load again takes longer than that word its way."""
         if self.ring.epoch_of("gpu_worker") is not None:
-            self.num_lost_devices += 1
-            self.ring.kill("gpu_worker", loses_words=False)
+            if self.worker.crashed:
+                self.num_crashes += 1
+                self._crash = "the worker has crashed"
+            else:
+                self.num_lost_devices += 1
+            self.ring.kill("gpu_worker", loses_words=self.worker.crashed)
             self.ring.call_later(LOAD_US * NS_PER_US, lambda: self._restart("gpu_worker"))
 
     def _restart(self, name: str) -> None:
@@ -144,9 +150,12 @@ class RingEngine(Generic[E]):
         if self.ring.epoch_of(name) != epoch:
             return
         self._announced[name] = epoch
+        crash = None
+        if name == "gpu_worker":
+            crash, self._crash = self._crash, None
         for other in INBOXES:
             if other != name:
-                self.tell(other, PeerRestarted(actor=name, epoch=epoch))
+                self.tell(other, PeerRestarted(actor=name, epoch=epoch, crash=crash))
         if name == "gpu_worker":
             for other in ("scheduler", "kv_manager", "detokenizer"):
                 self.tell(other, self._geometry())

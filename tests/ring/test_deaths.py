@@ -58,7 +58,7 @@ def test_deaths_and_failing_steps_together() -> None:
     def fails(rows: list[FakeRow]) -> Fault | None:
         if len(rows) < 2 or chance.random() > 0.01:
             return None
-        return chance.choice(("step", "device"))
+        return chance.choice(("step", "device", "crash"))
 
     engine = run_with_deaths(
         5, EngineSizes(max_num_seqs=8, num_blocks=60), PACES[0], KILLED, 30, fails

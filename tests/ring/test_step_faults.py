@@ -32,14 +32,14 @@ class Faults:
         self._random = random.Random(seed)
         self._chance = chance
         self._one_in = one_in
-        self._fault = fault
+        self.fault = fault
 
     def __call__(self, rows: list[FakeRow]) -> Fault | None:
         found = {row.sequence_id for row in rows if self._is_culprit(row)}
         self.culprits |= found
         by_chance = len(rows) > 1 and self._random.random() < self._chance
         self.num_by_chance += by_chance
-        return self._fault if by_chance or found else None
+        return self.fault if by_chance or found else None
 
     def _is_culprit(self, row: FakeRow) -> bool:
         """One sequence of so many is, from some position on."""
@@ -51,11 +51,17 @@ class Faults:
 
 def check(engine: Engine, faults: Faults) -> Counter[str | None]:
     """Nobody fails but culprits, and culprits that were not given up before do."""
-    failed = {i for i, sample in engine.edge.samples.items() if sample.outcome == "error"}
-    assert failed <= faults.culprits
-    spared = {engine.edge.samples[i].outcome for i in faults.culprits - failed}
+    samples = engine.edge.samples
+    failed = {i for i, sample in samples.items() if sample.outcome == "error"}
+    if faults.fault == "step":
+        assert failed <= faults.culprits
+    else:
+        # Whoever ends a worker each time takes the other samples of its request along.
+        guilty = {samples[i].request_id for i in faults.culprits}
+        assert {samples[i].request_id for i in failed} <= guilty
+    spared = {samples[i].outcome for i in faults.culprits - failed}
     assert spared <= {"abort", "timeout"}
-    return Counter(sample.outcome for sample in engine.edge.samples.values())
+    return Counter(sample.outcome for sample in samples.values())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -85,6 +91,19 @@ def test_culprits_that_break_the_device_fail_and_nobody_else(seed: int) -> None:
     assert engine.num_lost_devices == engine.scheduler.counters["failed_steps"] > 5
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_culprits_that_crash_the_worker_fail_and_nobody_else(seed: int) -> None:
+    """Nobody hears of the step itself, and words said before may be lost: all that was in flight is suspect."""
+    faults = Faults(seed, chance=0.01, one_in=12, fault="crash")
+    engine = Engine(seed, EngineSizes(max_num_seqs=8, num_blocks=60), PACES[seed], fails=faults)
+    RandomLoad(engine, seed, max_open=20).run(4_000)
+    engine.finish()
+    outcomes = check(engine, faults)
+    assert outcomes["error"] > 0
+    assert outcomes["stop"] + outcomes["length"] > 50
+    assert engine.num_crashes > 5
+
+
 # A seed of a schedule has no simpler form, so there is nothing to shrink.
 @settings(max_examples=20, deadline=None, phases=(Phase.reuse, Phase.generate))
 @given(
@@ -104,7 +123,7 @@ def test_culprits_that_break_the_device_fail_and_nobody_else(seed: int) -> None:
     pace=st.sampled_from(PACES),
     chance=st.sampled_from((0.0, 0.05, 0.5)),
     one_in=st.sampled_from((0, 3, 20)),
-    fault=st.sampled_from(("step", "device")),
+    fault=st.sampled_from(("step", "device", "crash")),
 )
 def test_every_request_ends_whatever_fails(
     seed: int, sizes: EngineSizes, pace: Pace, chance: float, one_in: int, fault: Fault

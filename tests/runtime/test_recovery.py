@@ -11,12 +11,13 @@ import pytest
 from pillion.messages.control import ActorFailed
 from pillion.runtime import recovery
 from pillion.runtime.channels import Post
+from pillion.runtime.child import Child
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import DaemonLock, RunDir
 from pillion.runtime.recovery import Recovery
 from pillion.runtime.service_manager import ServiceManager
 from pillion.runtime.status_board import StatusBoard
-from pillion.runtime.supervision import ActorSpec, Child, Supervisor
+from pillion.runtime.supervision import ActorSpec, Supervisor
 
 SLEEPER = (sys.executable, "-c", "import signal; signal.pause()")
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from pillion.messages.control import ActorFailed
+from pillion.runtime.child import Child
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import DaemonLock, RunDir
-from pillion.runtime.supervision import ACTORS, ActorSpec, Child, Supervisor
+from pillion.runtime.supervision import ACTORS, ActorSpec, Supervisor
 
 from .conftest import wait_until
 

@@ -6,7 +6,7 @@ import pytest
 
 from pillion.runtime.clock import NS_PER_S
 from pillion.runtime.progress import Sign
-from pillion.runtime.watchdog import Watchdog, longest_sleep_ns, look_interval_s
+from pillion.runtime.watchdog import Hang, Watchdog, longest_sleep_ns, look_interval_s
 
 STALL_LIMIT_S = 2.0
 STEP_LIMIT_S = 20.0
@@ -23,14 +23,14 @@ class Watch:
 
     def until_found(
         self, signs: Signs, seconds: float, *, starting: bool = False, epoch: int = 1
-    ) -> tuple[float, str] | None:
+    ) -> tuple[float, Hang] | None:
         """When the actor was found to hang, and why; None if it was not within this time."""
         began_ns = self.now_ns
         while self.now_ns - began_ns < seconds * NS_PER_S:
             self._watchdog.begin_look(self.now_ns)
-            reason = self._watchdog.look("a", epoch, 1, signs(self.now_ns), starting=starting)
-            if reason is not None:
-                return (self.now_ns - began_ns) / NS_PER_S, reason
+            hang = self._watchdog.look("a", epoch, 1, signs(self.now_ns), starting=starting)
+            if hang is not None:
+                return (self.now_ns - began_ns) / NS_PER_S, hang
             self.now_ns += INTERVAL_NS
         return None
 
@@ -60,7 +60,7 @@ def test_a_loop_that_does_not_come_round_is_found_within_the_limit_and_a_second(
     found = Watch().until_found(silent, 60)
     assert found is not None
     assert STALL_LIMIT_S < found[0] <= STALL_LIMIT_S + 1
-    assert found[1] == "its loop has not come round for stall_limit_s = 2 s"
+    assert found[1] == Hang("its loop has not come round for stall_limit_s = 2 s")
 
 
 def test_an_hour_of_steps_that_take_almost_the_limit_is_no_hang() -> None:
@@ -74,7 +74,7 @@ def test_a_step_that_stands_still_is_found_after_its_own_limit() -> None:
     found = Watch().until_found(in_step, 60)
     assert found is not None
     assert STEP_LIMIT_S < found[0] <= STEP_LIMIT_S + 1
-    assert found[1] == "its step has made no progress for step_limit_s = 20 s"
+    assert found[1] == Hang("its step has made no progress for step_limit_s = 20 s", in_step=True)
 
 
 @pytest.mark.parametrize("signs", [silent, in_step, unborn])
@@ -82,7 +82,7 @@ def test_a_stopped_process_is_found_early_whatever_it_did(signs: Signs) -> None:
     found = Watch(stopped=True).until_found(signs, 60, starting=signs is unborn)
     assert found is not None
     assert STALL_LIMIT_S < found[0] <= STALL_LIMIT_S + 1
-    assert found[1].startswith("it is stopped and has made no progress for 2.")
+    assert found[1].reason.startswith("it is stopped and has made no progress for 2.")
 
 
 def test_a_start_has_a_limit_of_its_own() -> None:

@@ -100,7 +100,7 @@ def test_a_lost_device_ends_the_worker_behind_its_last_word(
     new = [rig.new(0, prompt(5)), rig.new(1, prompt(6, 1))]
     outputs = rig.run(rig.plan([(0, 0, 5)], new=new), rig.plan([(1, 0, 6)]))
     assert rig.worker.finished
-    assert "DeviceLost" in repr(rig.worker.device_error)
+    assert "DeviceLost" in repr(rig.worker.end_error)
     failure = failure_of(outputs[-1])
     assert failure.device_lost
     # A step that was launched and not collected may as well have done it, and nothing can tell.
