@@ -8,6 +8,7 @@ which must hold: `step=N`, only in the Nth step from 0; `token=T`, only with thi
 life, in each if not said.
 """
 
+import logging
 import os
 import signal
 import time
@@ -23,6 +24,8 @@ from pillion.actors.gpu_worker.step_faults import DeviceLost
 from pillion.actors.gpu_worker.step_inputs import StepInputs
 from pillion.runtime.errors import ConfigError
 from pillion.runtime.fault_flags import FaultFlag
+
+logger = logging.getLogger(__name__)
 
 _LAYER_FAULTS: Final = frozenset(
     {"raise_in_layer", "delay_in_layer", "spin_in_layer", "crash_in_layer"}
@@ -86,6 +89,7 @@ def _happen(flag: FaultFlag) -> None:
         case "delay_in_layer":
             time.sleep(flag.conditions.get("ms", 0) / 1000)
         case "spin_in_layer":
+            logger.warning("layer %d spins from now on", flag.value or 0)
             while True:
                 pass
         case "crash_in_layer":

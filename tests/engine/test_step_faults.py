@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pillion.messages.control import ActorStatus
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.daemon import locate_model, start_daemon
 from pillion.runtime.errors import RequestError
+from pillion.runtime.paths import RunDir
 from pillion.runtime.request_stream import RequestStream
 
 pytestmark = pytest.mark.model
@@ -125,22 +127,75 @@ def test_a_fault_that_passes_costs_nobody_an_answer(daemon: str) -> None:
         assert again.outputs[0].token_ids == first
 
 
-def test_a_lost_device_is_replaced_and_its_culprit_fails_alone(
-    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """One restart is allowed; those that a request makes necessary do not count."""
-    flags = (f"gpu_worker:lose_device:token={POISON}",)
+# One restart is allowed, of which the lives that a request ends spend nothing.
+LIMITS = {"stall_limit_s": 1.0, "step_limit_s": 2.0, "max_restarts": 1}
+LOST, CRASH, SPIN = 3002, 3003, 3004
+FATAL_FLAGS = (
+    f"gpu_worker:lose_device:token={LOST}",
+    f"gpu_worker:crash_in_layer=15:token={CRASH}",
+    f"gpu_worker:spin_in_layer=15:token={SPIN}",
+)
+
+
+@pytest.fixture(scope="module")
+def mortal_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("r")
+
+
+@pytest.fixture(scope="module")
+def mortal(smollm2_path: Path, mortal_root: Path) -> Iterator[str]:
+    """A daemon whose worker can be ended by a request."""
+    with serving(smollm2_path, mortal_root, FATAL_FLAGS, **LIMITS) as name:
+        yield name
+
+
+def fails_alone(name: str, token: int, told: str) -> tuple[ActorStatus, ActorStatus]:
+    """A prompt with this token fails beside a stream, which goes on; the worker before and after.
+
+    Also where nobody is left to say which step it was: what was in flight is tried again in halves.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    with (
-        serving(smollm2_path, tmp_path_factory.mktemp("r"), flags, max_restarts=1) as name,
-        Client(name) as client,
-    ):
+    with Client(name) as client:
         undisturbed = client.generate("Once upon a time", params).outputs[0].token_ids
+        before = actors(client)["gpu_worker"]
         stream = client.generate("Once upon a time", params, stream=True)
         next(stream)
-        with pytest.raises(RequestError, match="DeviceLost: the device is gone"):
-            client.generate([100, POISON, 101], params)
+        with pytest.raises(RequestError, match=f"with nothing else in it: .*{told}"):
+            client.generate([100, token, 101], params)
         assert whole(stream).outputs[0].token_ids == undisturbed
-        worker = actors(client)["gpu_worker"]
-    assert worker.restarts == {"failed": worker.epoch - 1}
-    assert worker.epoch >= 3
+        return before, actors(client)["gpu_worker"]
+
+
+@pytest.mark.parametrize(
+    ("token", "kind", "told"),
+    [
+        (LOST, "failed", "DeviceLost: the device is gone"),
+        (CRASH, "killed", "was killed by SIGSEGV"),
+    ],
+)
+def test_a_request_that_ends_each_worker_fails_alone(
+    mortal: str, token: int, kind: str, told: str
+) -> None:
+    before, after = fails_alone(mortal, token, told)
+    num_lives = after.epoch - before.epoch
+    assert num_lives >= 2
+    assert after.restarts == {**before.restarts, kind: num_lives}
+
+
+def test_a_step_that_never_ends_is_found_in_time_and_its_culprit_fails_alone(
+    mortal: str, mortal_root: Path
+) -> None:
+    before, after = fails_alone(
+        mortal, SPIN, "its step has made no progress for step_limit_s = 2 s"
+    )
+    num_lives = after.epoch - before.epoch
+    assert after.restarts == {**before.restarts, "hung": num_lives}
+    log = RunDir(mortal_root / mortal).log.read_text().splitlines()
+    began, found = (
+        [datetime.fromisoformat(line[:23]) for line in log if what in line]
+        for what in ("layer 15 spins", "hung: its step")
+    )
+    assert len(began) == len(found) == num_lives
+    for start, end in zip(began, found, strict=True):
+        # The layer before it was stamped a moment before the line was written.
+        assert 1.9 < (end - start).total_seconds() < LIMITS["step_limit_s"] + 1

@@ -62,6 +62,8 @@ class FakeCore:
             case control.PeerRestarted():
                 if self._behaviour == "raise_on_restart":
                     raise RuntimeError("a peer restarted")
+                if self._behaviour == "crash_on_restart":
+                    os.kill(os.getpid(), signal.SIGSEGV)
 
     def tick(self, now_ns: int) -> int | None:
         self._num_ticks += 1

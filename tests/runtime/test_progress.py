@@ -17,6 +17,9 @@ def test_each_actor_writes_its_own_line() -> None:
         Sign(7, False),
         Sign(0, False),
     ]
+    actor.stamp_turn(8, has_worked=True)
+    actor.stamp_layer()
+    assert page.read(1).has_worked, "also behind the end of the life"
     page.clear(1)
     assert page.read(1) == Sign(0, False)
     page.close()

@@ -91,14 +91,20 @@ async def test_who_cannot_outlive_an_actor_begins_again_with_it(rig: Rig) -> Non
     assert rig.given_up == []  # only b and c have died of themselves, each once
 
 
-async def test_a_death_that_a_request_has_caused_has_a_budget_of_its_own(rig: Rig) -> None:
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_a_death_that_a_request_has_caused_has_a_budget_of_its_own(
+    rig: Rig, crashes: bool
+) -> None:
     for life in range(1, 5):
         child = rig.supervisor.children["d"]
         child.was_running = True
-        child.failure = ActorFailed(
-            actor="d", epoch=life, message="DeviceLost", details="", spends_budget=False
-        )
-        rig.supervisor.kill([child])
+        if crashes:
+            os.kill(child.pid, signal.SIGBUS)
+        else:
+            child.failure = ActorFailed(
+                actor="d", epoch=life, message="DeviceLost", details="", spends_budget=False
+            )
+            rig.supervisor.kill([child])
         await rig.wait("d lives again", lambda life=life: rig.epochs[3] == life + 1)
     assert rig.given_up == []
 

@@ -20,6 +20,17 @@ def test_deaths_are_forgotten_after_the_period() -> None:
     assert budget.spend("a", "a died", 109 * NS_PER_S) is not None
 
 
+def test_without_a_good_life_between_nothing_is_forgotten() -> None:
+    budget = RestartBudget(max_restarts=2, period_s=10)
+    for second in (0, 100):
+        assert budget.spend("a", f"a died at {second}", second * NS_PER_S, may_forget=False) is None
+    assert budget.spend("a", "a died", 200 * NS_PER_S) is None
+    assert budget.spend("a", "a died", 300 * NS_PER_S, may_forget=False) is None
+    assert budget.spend("a", "a died", 400 * NS_PER_S, may_forget=False) == (
+        "a died 3 times without a step between that came out well, and first thus: a died"
+    )
+
+
 def test_each_actor_has_its_own() -> None:
     budget = RestartBudget(max_restarts=1, period_s=10)
     assert budget.spend("a", "a died", 0) is None

@@ -37,7 +37,8 @@ def test_an_actor_that_is_killed_lives_again_and_everybody_knows(
         assert said(daemon, f"{victim} (pid {pid}) was killed by SIGKILL")
         for peer in ACTORS:
             if peer != victim:
-                news = f"{peer} got PeerRestarted(actor='{victim}', epoch={life})"
+                # Who is killed from outside has brought it on by nothing that was asked of it.
+                news = f"{peer} got PeerRestarted(actor='{victim}', epoch={life}, crash=None)"
                 wait_until(news, 5, lambda news=news: said(daemon, news))
     geometry_epoch = 3 if victim == "gpu_worker" else 1
     for actor in ACTORS[:3]:
@@ -135,6 +136,16 @@ def test_an_actor_that_dies_at_each_start_spends_the_budget(start_daemon: StartD
     assert sum("gpu_worker is started again" in line for line in stderr) == 3
     assert sum("exited with code 3" in line for line in stderr) == 3
     daemon.nothing_is_left()
+
+
+def test_who_hears_of_a_worker_hears_that_it_crashed(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon({"gpu_worker": "crash_on_restart"})
+    daemon.wait_state("ready")
+    actors = daemon.wait_actors({"gpu_worker": "running", "kv_manager": "running"})
+    os.kill(actors["kv_manager"], signal.SIGKILL)
+    cause = f"gpu_worker (pid {actors['gpu_worker']}) was killed by SIGSEGV"
+    news = f"scheduler got PeerRestarted(actor='gpu_worker', epoch=2, crash='{cause}')"
+    wait_until(news, 10, lambda: said(daemon, news))
 
 
 def test_a_bug_is_told_with_its_cause_and_the_actor_lives_again(start_daemon: StartDaemon) -> None:

@@ -14,6 +14,7 @@ from pillion.runtime.child import Child
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import DaemonLock, RunDir
 from pillion.runtime.supervision import ACTORS, ActorSpec, Supervisor
+from pillion.runtime.watchdog import Hang
 
 from .conftest import wait_until
 
@@ -65,6 +66,34 @@ async def test_how_a_child_ended(
     assert child.how_it_ended() == f"a (pid {child.pid}) {ending}"
     child.failure = ActorFailed(actor="a", epoch=1, message="ValueError: x", details="")
     assert child.how_it_ended() == f"a (pid {child.pid}) {ending}: ValueError: x"
+    supervisor.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "is_crash", "by_itself"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", True, True),
+        ("import os; os.abort()", True, True),
+        ("import os; os.kill(os.getpid(), 9)", False, False),
+        ("raise SystemExit(1)", False, True),
+    ],
+)
+async def test_only_a_crash_of_its_own_may_be_the_doing_of_what_it_ran(
+    run_dir: RunDir, lock: DaemonLock, script: str, is_crash: bool, by_itself: bool
+) -> None:
+    supervisor = Supervisor([spec("a", script)], run_dir, lock.descriptor, lambda child: None)
+    supervisor.start()
+    child = supervisor.children["a"]
+    assert await supervisor.wait_gone([child], 10) == []
+    assert child.crash is None, "it never served"
+    child.was_running = True
+    assert child.crash == (child.how_it_ended() if is_crash else None)
+    assert child.is_blameless == is_crash
+    assert child.ended_by_itself == by_itself
+    child.hang = Hang("it is stopped")
+    assert (child.crash, child.ended_by_itself) == (None, False)
+    child.hang = Hang("its step has made no progress", in_step=True)
+    assert child.crash == f"a (pid {child.pid}) hung: its step has made no progress"
     supervisor.close()
 
 

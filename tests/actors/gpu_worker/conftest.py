@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
+from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs
+from pillion.actors.gpu_worker.warm_up import self_test
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.kernels.paged_attention import paged_attention
 from pillion.kernels.rotary_kv_write import rotary_kv_write
@@ -268,16 +271,18 @@ def make_rig(steps_in_flight: int = 1, fault_flags: tuple[str, ...] = ()) -> Rig
     flags = [FaultFlag.parse(flag) for flag in fault_flags]
     executor = FaultyExecutor(model, kv_cache, flags)
     sampler = Sampler(VOCAB_SIZE, MAX_NUM_SEQS + 1, MAX_MODEL_LEN, cpu)
+    input_preparer = InputPreparer(device, states, blocks, kv_cache, GraphTable())
+    output_processor = OutputProcessor(device, states, sampler, executor.compute_logits, VOCAB_SIZE)
+    stages = Stages(device, states, input_preparer, executor, output_processor, None, kv_cache)
     worker = Worker(
         epoch=1,
         device=device,
         states=states,
-        input_preparer=InputPreparer(device, states, blocks, kv_cache, GraphTable()),
+        input_preparer=input_preparer,
         executor=executor,
-        output_processor=OutputProcessor(
-            device, states, sampler, executor.compute_logits, VOCAB_SIZE
-        ),
+        output_processor=output_processor,
         steps_in_flight=steps_in_flight,
+        self_test=partial(self_test, stages),
     )
     return Rig(model=model, kv_cache=kv_cache, states=states, worker=worker)
 

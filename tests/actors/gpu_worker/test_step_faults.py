@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.step_faults import MANY_FAILED_STEPS, EveryStepFails
 from pillion.messages.codec import unpack_ids, unpack_int64
 from pillion.messages.ids import FINISH_ERROR
 from pillion.messages.steps import StepFailure, StepOutput
@@ -178,3 +179,37 @@ def test_a_row_under_a_condition_fails_when_it_gets_there(make_rig: MakeRig) -> 
 def test_a_flag_that_means_nothing_is_refused(make_rig: MakeRig, flag: str) -> None:
     with pytest.raises(ConfigError, match="knows no"):
         make_rig(1, (flag,))
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_if_a_step_with_known_input_fails_as_well_the_worker_ends(
+    make_rig: MakeRig, steps_in_flight: int
+) -> None:
+    rig = make_rig(steps_in_flight, ("gpu_worker:raise_in_layer=1",))
+    failures = []
+    while not rig.worker.finished:
+        assert len(failures) < MANY_FAILED_STEPS
+        (output,) = rig.step([(0, 0, 5)], new=[rig.new(0, prompt(5), blocks=[3, 4])], fresh=True)
+        failures.append(failure_of(output))
+    assert [failure.device_lost for failure in failures] == [False] * 7 + [True]
+    assert isinstance(rig.worker.end_error, EveryStepFails)
+    assert str(rig.worker.end_error) == (
+        "8 steps in a row, the first thus: InjectedFault: layer 1 fails;"
+        " and one with known input: InjectedFault: layer 1 fails"
+    )
+    assert not rig.worker.has_worked
+
+
+def test_however_many_requests_fail_the_worker_goes_on_if_it_can(make_rig: MakeRig) -> None:
+    bad = 95  # is in no other prompt
+    rig = make_rig(1, (f"gpu_worker:raise_in_layer=0:token={bad}",))
+    tokens = prompt(9)
+    rig.step([(0, 0, 9)], new=[rig.new(0, tokens, blocks=[0, 1, 2, 3])])
+    content = rig.kv_cache.tensor[:2].clone()
+    for _ in range(3 * MANY_FAILED_STEPS):
+        (output,) = rig.step([(1, 0, 2)], new=[rig.new(1, [bad, 1], blocks=[5, 6])], fresh=True)
+        assert not failure_of(output).device_lost
+    assert not rig.worker.finished
+    torch.testing.assert_close(rig.kv_cache.tensor[:2], content, equal_nan=True, rtol=0, atol=0)
+    rig.step([(2, 0, 9)], new=[rig.new(2, tokens, blocks=[7, 8, 9, 10])], repeat=5, fresh=True)
+    assert rig.tokens(1020) == rig.model.greedy(tokens, 5)
