@@ -5,6 +5,7 @@ import logging
 from typing import Final
 
 from pillion.messages import control
+from pillion.runtime.child import Child
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.endings import Ending, Endings, Failure, Stop
 from pillion.runtime.http_settings import is_gateway
@@ -12,7 +13,7 @@ from pillion.runtime.launch_report import LaunchReport
 from pillion.runtime.recovery import Recovery
 from pillion.runtime.service_manager import ServiceManager
 from pillion.runtime.status_board import StatusBoard
-from pillion.runtime.supervision import Child, Supervisor
+from pillion.runtime.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
 

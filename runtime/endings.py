@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from pillion.runtime.supervision import Child
+from pillion.runtime.child import Child
 
 
 @dataclass(frozen=True, slots=True)
