@@ -1,5 +1,7 @@
 """The page in a browser, with a gateway, a fake text edge and a fake launcher behind it."""
 
+import socket
+
 from browser import Browser
 from gateway_rig import GatewayRig
 from live_launcher import LiveLauncher
@@ -22,8 +24,9 @@ class PageRig:
     async def serve(self) -> None:
         """Listens, at the same port as before."""
         self._server = HttpServer(make_app(self._rig.gateway))
-        url = await self._server.listen_tcp("127.0.0.1", self._port)
-        self._port = int(url.rpartition(":")[2])
+        with socket.create_server(("127.0.0.1", self._port)) as listening:
+            self._port = listening.getsockname()[1]
+            await self._server.listen(listening.detach())
 
     async def stop_serving(self) -> None:
         if self._server is not None:
