@@ -12,7 +12,15 @@ from pillion.runtime.http_settings import parse_http_address
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 ToolParserName = Literal[
-    "auto", "hermes", "llama3_json", "mistral", "pythonic", "deepseek", "gpt_oss", "json"
+    "auto",
+    "hermes",
+    "qwen3_coder",
+    "llama3_json",
+    "mistral",
+    "pythonic",
+    "deepseek",
+    "gpt_oss",
+    "json",
 ]
 
 REASONING_PARSERS: Final = ("auto", "none", "qwen3", "deepseek_r1", "mistral", "gpt_oss")

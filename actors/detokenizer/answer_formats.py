@@ -6,12 +6,14 @@ from typing import Final
 
 from pillion.actors.detokenizer.parsed_output import OutputParser, ParsedOutput
 from pillion.actors.detokenizer.reasoning import harmony
-from pillion.actors.detokenizer.tool_calls import deepseek, mistral, pythonic
+from pillion.actors.detokenizer.tool_calls import deepseek, mistral, pythonic, xml_calls
 from pillion.actors.detokenizer.tool_calls.bare_json import BareJsonParser
 from pillion.actors.detokenizer.tool_calls.deepseek import DeepSeekParser
 from pillion.actors.detokenizer.tool_calls.marked_json import MarkedJsonParser
 from pillion.actors.detokenizer.tool_calls.mistral import MistralParser
 from pillion.actors.detokenizer.tool_calls.pythonic import PythonicParser
+from pillion.actors.detokenizer.tool_calls.xml_calls import XmlCallsParser
+from pillion.actors.detokenizer.tool_use import ToolUse
 
 TOOL_CALL: Final = ("<tool_call>", "</tool_call>")
 THINK: Final = ("<think>", "</think>")
@@ -24,7 +26,7 @@ class ToolFormat:
     """A way to write calls. `markers` are shown to the parser also where they are special tokens."""
 
     name: str
-    parser: Callable[[ParsedOutput, frozenset[str]], OutputParser]  # of the names of the functions
+    parser: Callable[[ParsedOutput, ToolUse], OutputParser]
     markers: tuple[str, ...] = ()
     id_length: int = 29
 
@@ -45,19 +47,28 @@ TOOL_FORMATS: Final = {
     for each in (
         ToolFormat("hermes", lambda output, _: MarkedJsonParser(output, *TOOL_CALL), TOOL_CALL),
         ToolFormat(
+            "qwen3_coder",
+            lambda output, tools: XmlCallsParser(output, tools.functions),
+            (xml_calls.CALL, xml_calls.CALL_END),
+        ),
+        ToolFormat(
             "llama3_json",
-            lambda output, names: BareJsonParser(output, names, PYTHON_TAG),
+            lambda output, tools: BareJsonParser(output, tools.names, PYTHON_TAG),
             (PYTHON_TAG,),
         ),
         ToolFormat("mistral", lambda output, _: MistralParser(output), mistral.MARKERS, 9),
-        ToolFormat("pythonic", PythonicParser, (pythonic.START, pythonic.END)),
+        ToolFormat(
+            "pythonic",
+            lambda output, tools: PythonicParser(output, tools.names),
+            (pythonic.START, pythonic.END),
+        ),
         ToolFormat("deepseek", lambda output, _: DeepSeekParser(output), deepseek.MARKERS),
         ToolFormat(
             "gpt_oss",
             lambda output, _: harmony.HarmonyParser(output, calls=True),
             harmony.MARKERS,
         ),
-        ToolFormat("json", BareJsonParser),
+        ToolFormat("json", lambda output, tools: BareJsonParser(output, tools.names)),
     )
 }
 REASONING_FORMATS: Final = {
@@ -75,6 +86,7 @@ _SIGNS_OF_TOOLS: Final = (
     (harmony.CHANNEL, "gpt_oss"),
     (deepseek.CALLS_BEGIN, "deepseek"),
     (mistral.CALLS, "mistral"),
+    (xml_calls.PARAMETER, "qwen3_coder"),
     (TOOL_CALL[0], "hermes"),
     (pythonic.START, "pythonic"),
     ("[func_name1(", "pythonic"),

@@ -84,7 +84,7 @@ class AnswerPlan:
             case "none":
                 return ContentParser(output)
             case "auto":
-                return self.tool_format.parser(output, self.tools.names)
+                return self.tool_format.parser(output, self.tools)
             case "required":
                 return BareJsonParser(output, self.tools.names)
             case "named":

@@ -16,6 +16,7 @@ from pillion.runtime.errors import ConfigError
 # What the templates of each family have that no other has.
 TEMPLATES = [
     ('within <tool_call></tool_call> XML tags: {\\"name\\": <function-name>', "hermes"),
+    ("'<tool_call>\\n<function=' + name + '>\\n<parameter=' + key", "qwen3_coder"),
     ("{{ '[TOOL_CALLS] [' }}", "mistral"),
     ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type']", "deepseek"),
     ("{{- '<|python_tag|>' + tool_call.name + '.call(' }}", "llama3_json"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import written_answers
 from parsing import Found, parse
 from real_tokenizers import real_model
 from written_answers import CALLS, NESTED, WEATHER, Written, hermes
@@ -21,8 +22,7 @@ from pillion.messages.text import GenerateRequest
 pytestmark = pytest.mark.model
 
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-    for name in ("get_weather", "run", "now")
+    {"type": "function", "function": function} for function in written_answers.TOOLS.functions
 ]
 USER = {"role": "user", "content": "What is the weather in Paris?"}
 HISTORY: list[dict[str, Any]] = [
@@ -118,7 +118,9 @@ def test_deepseek_gets_earlier_calls_as_it_wrote_them(deepseek: TextModel) -> No
     assert "Rain." in prompt
 
 
-@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "pythonic", "json"])
+@pytest.mark.parametrize(
+    "form", ["hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "json"]
+)
 def test_written_answers_in_real_tokens(qwen3: TextModel, form: str) -> None:
     _check(replace(qwen3, tool_format=TOOL_FORMATS[form], reasoning_format=None), form)
 

@@ -3,11 +3,32 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from pillion.actors.detokenizer.tool_use import ToolUse
+
 WEATHER = '{"city": "Paris"}'
 NESTED = (
     '{"code": "if (a) { b[\\"}\\"] = \'{\' }", "deep": {"list": [1, {"x": "\\\\"}], "no": null}}'
 )
-NAMES = frozenset(("get_weather", "run", "now"))
+_OBJECT = {"type": "object"}
+TOOLS = ToolUse(
+    "auto",
+    (
+        {
+            "name": "get_weather",
+            "parameters": {
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                    "exact": {"type": "boolean"},
+                    "place": {"$ref": "#/$defs/place"},
+                },
+                "$defs": {"place": _OBJECT},
+            },
+        },
+        {"name": "run", "parameters": _OBJECT},
+        {"name": "now"},
+    ),
+)
 T, E = "<tool_call>", "</tool_call>"
 DS_BEGIN, DS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DC_BEGIN, DC_END, DS_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -33,6 +54,11 @@ def hermes(name: str, arguments: str) -> str:
     return f'{T}\n{{"name": "{name}", "arguments": {arguments}}}\n{E}'
 
 
+def coder(name: str, **parameters: str) -> str:
+    values = (f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
+    return f"{T}\n<function={name}>\n{''.join(values)}</function>\n{E}"
+
+
 def v3(name: str, arguments: str) -> str:
     return f"{DC_BEGIN}function{DS_SEP}{name}\n```json\n{arguments}\n```{DC_END}"
 
@@ -50,7 +76,15 @@ ANY_FORMAT = ["", "Hello.", "  two\n\nlines \n", "a < b [c] {d} `e`", "Ünï �
 CALLS = [
     *(
         Written(form, text, text)
-        for form in ("hermes", "llama3_json", "mistral", "pythonic", "deepseek", "json")
+        for form in (
+            "hermes",
+            "qwen3_coder",
+            "llama3_json",
+            "mistral",
+            "pythonic",
+            "deepseek",
+            "json",
+        )
         for text in ANY_FORMAT
     ),
     Written("hermes", hermes("get_weather", WEATHER), calls=[("get_weather", WEATHER)]),
@@ -94,6 +128,56 @@ CALLS = [
         complete=False,
     ),
     Written("hermes", "a <tool_", "a <tool_"),
+    Written("qwen3_coder", coder("get_weather", city="Paris"), calls=[("get_weather", WEATHER)]),
+    Written(
+        "qwen3_coder",
+        f"I look.\n{coder('get_weather', city='3', days='3', exact='True', place='[]')}\n{coder('now')}\nDone.",
+        "I look.Done.",
+        [
+            ("get_weather", '{"city": "3", "days": 3, "exact": true, "place": "[]"}'),
+            ("now", "{}"),
+        ],
+    ),
+    Written(
+        "qwen3_coder",
+        coder("get_weather", days="None", place='{"a": "\n"}', city="\n two\nlines \n"),
+        calls=[
+            ("get_weather", '{"days": null, "place": {"a": "\\n"}, "city": "\\n two\\nlines \\n"}')
+        ],
+    ),
+    Written(
+        "qwen3_coder",
+        coder("run", code='if a < b:\n    print("</p>")', other="3"),
+        calls=[("run", '{"code": "if a < b:\\n    print(\\"</p>\\")", "other": "3"}')],
+    ),
+    Written("qwen3_coder", coder("other", a=""), calls=[("other", '{"a": ""}')]),
+    Written(
+        "qwen3_coder",
+        f"{T}<function=run><parameter=a>1<parameter=b>2</function><function=now>{E}!",
+        "!",
+        [("run", '{"a": "1", "b": "2"}'), ("now", "{}")],
+    ),
+    Written(
+        "qwen3_coder",
+        "Well.\n<function=now>\n</function>\nThen <function=other></function>",
+        "Well.Then <function=other></function>",
+        [("now", "{}")],
+    ),
+    Written("qwen3_coder", f"Write {T} and <function=a b>.", f"Write {T} and <function=a b>."),
+    Written("qwen3_coder", f"{T}<function=no", f"{T}<function=no"),
+    Written("qwen3_coder", f"{T}<function=now>", calls=[("now", "")], complete=False),
+    Written(
+        "qwen3_coder",
+        f"{T}<function=run><parameter=a>\nso far\n</para",
+        calls=[("run", '{"a": "so far')],
+        complete=False,
+    ),
+    Written(
+        "qwen3_coder",
+        f"{T}<function=get_weather><parameter=days>3",
+        calls=[("get_weather", '{"days": ')],
+        complete=False,
+    ),
     Written("llama3_json", bare("get_weather", WEATHER), calls=[("get_weather", WEATHER)]),
     Written("llama3_json", f"<|python_tag|>{bare('run', NESTED)}", calls=[("run", NESTED)]),
     Written(

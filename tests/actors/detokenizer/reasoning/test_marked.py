@@ -2,7 +2,7 @@
 
 import pytest
 from parsing import Found, cuttings, parse
-from written_answers import NAMES, WEATHER, hermes
+from written_answers import TOOLS, WEATHER, hermes
 
 from pillion.actors.detokenizer.answer_formats import (
     REASONING_FORMATS,
@@ -12,8 +12,6 @@ from pillion.actors.detokenizer.answer_formats import (
 from pillion.actors.detokenizer.answer_plan import AnswerPlan
 from pillion.actors.detokenizer.parsed_output import OutputParser, ParsedOutput
 from pillion.actors.detokenizer.tool_use import ToolUse
-
-TOOLS = ToolUse("auto", tuple({"name": name} for name in sorted(NAMES)))
 
 
 def find(
@@ -98,7 +96,7 @@ def test_what_follows_the_only_call_that_is_wanted_is_dropped() -> None:
     text = f"{hermes('now', '{}')}{hermes('run', '{}')} more"
 
     def make(output: ParsedOutput) -> OutputParser:
-        return TOOL_FORMATS["hermes"].parser(output, NAMES)
+        return TOOL_FORMATS["hermes"].parser(output, TOOLS)
 
     for pieces in cuttings(text, 1):
         found = parse(make, pieces, max_calls=1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parsing import Found, cuttings, parse
-from written_answers import CALLS, NAMES, Written
+from written_answers import CALLS, TOOLS, Written
 
 from pillion.actors.detokenizer.answer_formats import TOOL_FORMATS
 from pillion.actors.detokenizer.parsed_output import OutputParser, ParsedOutput
@@ -18,7 +18,7 @@ PAIRS_UP_TO_CHARS = 60
 
 def find(written: Written, pieces: list[str]) -> Found:
     def make(output: ParsedOutput) -> OutputParser:
-        return TOOL_FORMATS[written.form].parser(output, NAMES)
+        return TOOL_FORMATS[written.form].parser(output, TOOLS)
 
     return parse(make, pieces)
 
