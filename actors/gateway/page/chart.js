@@ -120,17 +120,13 @@ export class Chart {
   }
 }
 
-/** Runs of samples that are close together and have values. */
+/** Runs of samples that have values and are close together. */
 function runs(samples) {
   const found = [];
-  let last = null;
-  for (const sample of samples) {
-    if (sample.values) {
-      const joined = last?.values && sample.t - last.t < LONGEST_GAP_S;
-      if (!joined) found.push([]);
-      found.at(-1).push(sample);
-    }
-    last = sample;
+  for (const sample of samples.filter(({ values }) => values)) {
+    const before = found.at(-1)?.at(-1);
+    if (before && sample.t - before.t < LONGEST_GAP_S) found.at(-1).push(sample);
+    else found.push([sample]);
   }
   return found;
 }

@@ -20,7 +20,7 @@ const CHARTS = [
   },
   {
     title: "Prompt tokens",
-    unit: "computed per second",
+    unit: "per second",
     series: ["prompt"],
     values: (view) => [view.tokens_per_second.prompt],
   },

@@ -189,7 +189,25 @@ async def test_the_live_view_moves(page: PageRig) -> None:
         await browser.until(
             f"{name} is drawn", f"document.querySelector({figure + ' path.area'!r})"
         )
+    labels = "return [...document.querySelectorAll('#charts figure:first-child text')].map(each => each.textContent)"
+    assert await browser.run(labels) == [
+        *("0", "50", "100"),
+        *("now", "−12 s", "−24 s", "−36 s", "−48 s", "−60 s"),
+    ]
     assert await browser.console() == []
+
+
+async def test_a_chart_tells_of_the_moment_that_is_pointed_at(page: PageRig) -> None:
+    browser, value = page.browser, "#charts figure:first-child .entry b"
+    await browser.until_text(value, "0")
+    page.launcher.generated_per_s = 30.0
+    await browser.until_text(value, "30")
+    point = "document.querySelector('#charts svg').dispatchEvent(new PointerEvent({!r}, {{clientX: 0}}))"
+    await browser.run(point.format("pointermove"))
+    assert await browser.text(value) == "0", "the earliest is the nearest to the left edge"
+    assert await browser.run("return document.querySelectorAll('line.pointer').length") == 1
+    await browser.run(point.format("pointerleave"))
+    assert await browser.text(value) == "30"
 
 
 async def test_a_restart_of_an_actor_is_shown_with_its_reason(page: PageRig) -> None:
