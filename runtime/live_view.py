@@ -1,5 +1,6 @@
 """What the page of the HTTP server and `pillion top` show of a daemon, made from its status."""
 
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -96,7 +97,7 @@ class LiveView(msgspec.Struct, frozen=True, kw_only=True):
 
 def live_view(status: DaemonStatus) -> LiveView:
     """The view of this status."""
-    actors = {actor.name: actor for actor in status.actors}
+    actors = {actor.name: actor for actor in status.actors if actor.pid is not None}
     scheduler = actors.get("scheduler", _NOBODY)
     worker = actors.get("gpu_worker", _NOBODY)
     geometry = status.geometry
@@ -111,11 +112,11 @@ def live_view(status: DaemonStatus) -> LiveView:
         weights_bytes=geometry.weights_bytes if geometry else 0,
         kv_bytes=geometry.kv_bytes if geometry else 0,
         queue=Queue(
-            running=_gauge(scheduler, "running"),
-            waiting=_gauge(scheduler, "waiting"),
+            running=int(scheduler.gauges.get("running", 0)),
+            waiting=int(scheduler.gauges.get("waiting", 0)),
             max_running=geometry.max_num_seqs if geometry else None,
         ),
-        kv_blocks=_kv_blocks(actors.get("kv_manager", _NOBODY)),
+        kv_blocks=kv_blocks(actors.get("kv_manager", _NOBODY).gauges),
         tokens_per_second=TokenRates(
             prompt=worker.rates.get("prefill_tokens", 0.0),
             generated=scheduler.rates.get("generated_tokens", 0.0),
@@ -125,18 +126,11 @@ def live_view(status: DaemonStatus) -> LiveView:
     )
 
 
-def _gauge(actor: ActorStatus, name: str) -> int:
-    value = actor.gauges.get(name, 0)
-    return 0 if isinstance(value, str) else int(value)
-
-
-def _kv_blocks(kv_manager: ActorStatus) -> KvBlocks | None:
-    """Summed over the groups, whose gauges are called `<state>_blocks_<group>`."""
+def kv_blocks(gauges: Mapping[str, int | float | str]) -> KvBlocks | None:
+    """Summed over the groups, from the KV manager's gauges `<state>_blocks_<group>`."""
     sums = {
         state: sum(
-            _gauge(kv_manager, name)
-            for name in kv_manager.gauges
-            if name.startswith(f"{state}_blocks_")
+            int(count) for name, count in gauges.items() if name.startswith(f"{state}_blocks_")
         )
         for state in ("free", "leased", "referenced", "cached")
     }

@@ -12,6 +12,7 @@ from pillion.actors.gateway.exposition import Exposition, histogram_samples
 from pillion.messages.control import DaemonStatus
 from pillion.messages.ids import FinishReason
 from pillion.runtime.config import EngineConfig
+from pillion.runtime.live_view import kv_blocks
 
 # vLLM's name -> actor, histogram
 HISTOGRAMS: Final = {
@@ -78,7 +79,8 @@ def _write_gauges(page: Exposition, numbers: DaemonNumbers, labels: dict[str, st
             ("", {**labels, "reason": "deferred"}, 0),
         ],
     )
-    usage = _kv_usage(numbers)
+    blocks = kv_blocks(numbers.gauges("kv_manager"))
+    usage = blocks.used / blocks.total if blocks else 0.0
     for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
         page.one(f"vllm:{name}", "gauge", "Used part of the KV blocks, from 0 to 1", usage, labels)
     page.family(
@@ -122,18 +124,6 @@ def _write_counters(page: Exposition, numbers: DaemonNumbers, labels: dict[str, 
         "Samples that have ended, by reason",
         [("", {**labels, "finished_reason": reason}, count) for reason, count in ended.items()],
     )
-
-
-def _kv_usage(numbers: DaemonNumbers) -> float:
-    states = {
-        name: count
-        for name, count in numbers.gauges("kv_manager").items()
-        if "_blocks_" in name and not name.startswith("owed_")
-    }
-    total = sum(states.values())
-    # What the prefix cache alone holds is taken as soon as it is needed.
-    unused = sum(count for name, count in states.items() if name.startswith(("free_", "cached_")))
-    return 1 - unused / total if total else 0.0
 
 
 def _cache_config(status: DaemonStatus, config: EngineConfig) -> dict[str, str]:

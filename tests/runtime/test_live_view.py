@@ -115,3 +115,10 @@ def test_actors_and_how_they_died() -> None:
 def test_a_daemon_that_failed_says_why() -> None:
     failed = msgspec.structs.replace(STARTING, state="failed", failure="the cause")
     assert live_view(failed).not_ready == "the cause"
+
+
+def test_a_dead_actor_has_no_numbers() -> None:
+    dead = actor("scheduler", pid=None, gauges={"running": 3}, rates={"generated_tokens": 60.0})
+    view = live_view(msgspec.structs.replace(STARTING, actors=[dead]))
+    assert view.queue.running == 0
+    assert view.tokens_per_second.generated == 0.0

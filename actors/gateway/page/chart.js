@@ -5,7 +5,7 @@ import { duration, number } from "./format.js";
 
 const WIDTH = 360, HEIGHT = 150;
 const LEFT = 44, RIGHT = 8, TOP = 8, BOTTOM = 20; // margins, which hold the labels of the axes
-const LONGEST_GAP_S = 5; // between two samples that are joined
+const LONGEST_GAP_S = 3; // between two samples that are joined
 
 const SPANS_S = [60, 120, 300]; // of the time axis, which grows with what there is to show
 

@@ -2,7 +2,9 @@
 
 from typing import Self
 
+import msgspec
 from fake_actor import geometry
+from fake_launcher import daemon_status
 
 from pillion.messages import inboxes
 from pillion.messages.control import ActorStatus, DaemonStatus
@@ -34,19 +36,12 @@ class LiveLauncher:
     def _answer(self, _: inboxes.ControlRequest) -> DaemonStatus:
         self.num_asked += 1
         self.uptime_s += 1.0
-        return DaemonStatus(
-            version="9.9",
-            name="fake daemon",
-            pid=1,
+        return msgspec.structs.replace(
+            daemon_status([self._scheduler(), self._kv_manager(), self._worker()]),
             state=self.state,
-            model="fake",
-            uptime_s=self.uptime_s,
-            ready_after_s=0.5,
-            start_phases=[],
-            geometry=geometry(1),
-            actors=[self._scheduler(), self._kv_manager(), self._worker()],
-            failure=None,
             not_ready=self.not_ready,
+            uptime_s=self.uptime_s,
+            geometry=geometry(1),
         )
 
     def _scheduler(self) -> ActorStatus:

@@ -11,7 +11,7 @@ async def test_it_shows_the_daemon(start_rig: StartRig) -> None:
         launcher.running = 3
         answer = await rig.get("/status")
     assert answer.status == 200
-    assert (answer.json["name"], answer.json["state"]) == ("fake daemon", "recovering")
+    assert (answer.json["name"], answer.json["state"]) == ("d", "recovering")
     assert answer.json["queue"] == {"running": 3, "waiting": 0, "max_running": 4}
     names = [actor["name"] for actor in answer.json["actors"]]
     assert names == ["scheduler", "kv_manager", "gpu_worker"]
