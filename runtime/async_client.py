@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
@@ -33,6 +32,7 @@ from pillion.runtime.client_requests import (
 )
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.control_socket import ask_status
+from pillion.runtime.daemon_socket import DaemonName
 from pillion.runtime.link_options import LinkOptions
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.paths import RunDir
@@ -51,7 +51,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        name: str | os.PathLike[str] = "default",
+        name: DaemonName | Sequence[DaemonName] = "default",
         *,
         client_name: str = "",
         fairness_key: str = "",
@@ -214,7 +214,7 @@ class AsyncClient:
 
     async def status(self) -> DaemonStatus:
         """As `Client.status`."""
-        directory = RunDir(self._link_options.path.parent)
+        directory = RunDir(self._link.path.parent)
         return await asyncio.to_thread(ask_status, directory, self._link_options.connect_timeout_s)
 
     async def close(self) -> None:

@@ -1,19 +1,27 @@
 """The connection of an `AsyncClient`: made on first use, and again when it was lost or the loop is another."""
 
 import asyncio
+from pathlib import Path
 
 from pillion.runtime.async_connection import AsyncConnection
 from pillion.runtime.clock import now_ns
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.link_options import LinkOptions
-from pillion.runtime.patience import REFUSED_PAUSE_S, was_refused
+from pillion.runtime.patience import REFUSED_PAUSE_S
+from pillion.runtime.replicas import Replicas
 
 
 class AsyncClientLink:
-    """At most one living connection, shared by the tasks of a loop."""
+    """One living connection at most that takes new requests, shared by the tasks of a loop.
+
+    What a daemon that is ending lets finish stays on the connection that it has.
+    """
 
     def __init__(self, options: LinkOptions) -> None:
         self._options = options
+        self._replicas = Replicas(options.paths)
+        self._was_connected = False
+        self._left: list[AsyncConnection] = []
         self._connection: AsyncConnection | None = None
         self._opening: asyncio.Lock | None = None
         self._closed = False
@@ -24,23 +32,29 @@ class AsyncClientLink:
         For the connect timeout at the longest, after a lost connection for the reattach timeout.
         """
         options = self._options
-        timeout_s = (
-            options.connect_timeout_s if self._connection is None else options.reattach_timeout_s
-        )
+        timeout_s = options.reattach_timeout_s if self._was_connected else options.connect_timeout_s
         patience = options.patience(timeout_s, until_ns)
-        if was_refused(self._connection):
+        connection = self._connection
+        if connection is not None and connection.is_ending and self._replicas.ends_round:
             await asyncio.sleep(REFUSED_PAUSE_S)
         while True:
             try:
                 return await self._connect_once()
             except DaemonUnavailable as error:
-                await asyncio.sleep(patience.pause_s(error, now_ns()))
+                if self._closed or self._replicas.begins_round:
+                    await asyncio.sleep(patience.pause_s(error, now_ns()))
+
+    @property
+    def path(self) -> Path:
+        """The socket of the daemon that is used now, or would be."""
+        return self._replicas.path
 
     def close(self) -> None:
         """Ends the connection; no other is made."""
         self._closed = True
-        if self._connection is not None:
-            self._connection.close()
+        for connection in (self._connection, *self._left):
+            if connection is not None:
+                connection.close()
 
     async def _connect_once(self) -> AsyncConnection:
         loop = asyncio.get_running_loop()
@@ -52,22 +66,43 @@ class AsyncClientLink:
                     " Client, which threads may share"
                 )
             self._connection = self._opening = None
+            self._was_connected, self._left = False, []
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
             self._check_open()
+            if self._connection is not None and self._connection.is_ending:
+                self._leave(self._connection)
             if self._connection is None or self._connection.lost is not None:
-                self._connection = await AsyncConnection.open(
-                    self._options.path,
-                    self._options.client_name,
-                    self._options.fairness_key,
-                    self._options.connect_timeout_s,
-                    outlives_daemon=self._options.outlive_daemon,
-                )
+                self._connection = await self._open()
+                self._was_connected = True
                 if self._closed:  # meanwhile, by another task
                     self._connection.close()
                     self._check_open()
             return self._connection
+
+    async def _open(self) -> AsyncConnection:
+        try:
+            return await AsyncConnection.open(
+                self._replicas.path,
+                self._options.client_name,
+                self._options.fairness_key,
+                self._options.connect_timeout_s,
+                leaves_ending=self._options.leaves_ending,
+            )
+        except DaemonUnavailable:
+            self._replicas.leave()
+            raise
+
+    def _leave(self, connection: AsyncConnection) -> None:
+        """New requests go elsewhere."""
+        self._replicas.leave()
+        self._connection = None
+        self._left = [left for left in self._left if left.lost is None]
+        if connection.is_idle:
+            connection.close()
+        else:
+            self._left.append(connection)
 
     def _check_open(self) -> None:
         if self._closed:

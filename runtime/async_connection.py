@@ -34,9 +34,10 @@ _BACKLOG_RETRY_S: Final = 0.01
 class AsyncConnection(asyncio.Protocol):
     """A greeted connection. Replies go to the sinks of their requests, on the loop's thread."""
 
-    def __init__(self, outlives_daemon: bool) -> None:
+    def __init__(self, leaves_ending: bool) -> None:
         """Use `open`."""
-        self._outlives_daemon = outlives_daemon
+        self.is_ending = False  # the daemon takes nothing new
+        self._leaves_ending = leaves_ending
         self._codec: Codec[DaemonToClient] = Codec(DaemonToClient)
         self._frames = FrameBuffer()
         self._sinks: dict[str, Sink] = {}
@@ -56,7 +57,7 @@ class AsyncConnection(asyncio.Protocol):
         fairness_key: str,
         timeout_s: float,
         *,
-        outlives_daemon: bool = False,
+        leaves_ending: bool = False,
     ) -> "AsyncConnection":
         """As `Connection`. Raises DaemonUnavailable after `timeout_s` at the latest."""
         loop = asyncio.get_running_loop()
@@ -66,7 +67,7 @@ class AsyncConnection(asyncio.Protocol):
             async with asyncio.timeout(timeout_s):
                 await _connect(connection, os.fspath(path))
                 _, self = await loop.create_unix_connection(
-                    lambda: cls(outlives_daemon), sock=connection
+                    lambda: cls(leaves_ending), sock=connection
                 )
         except OSError as error:  # TimeoutError is one
             connection.close()
@@ -108,6 +109,11 @@ class AsyncConnection(asyncio.Protocol):
             raise DaemonUnavailable("the connection is not open")
         self._sinks[request_id] = sink
         self._transport.write(data)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything."""
+        return not self._sinks
 
     def forget(self, request_id: str) -> None:
         """Drops whatever else comes for a request."""
@@ -182,14 +188,20 @@ class AsyncConnection(asyncio.Protocol):
             return
         if isinstance(reply, Welcome):
             return
-        if self._outlives_daemon and is_ending(reply):
-            self._end(ConnectionLost(reply.message, refused=True))
+        if self._leaves_ending and is_ending(reply):
+            self.is_ending = True
+            self._refuse(reply)
             return
         sink = self._sinks.get(reply.client_request_id)
         if sink is not None:
             sink(reply)
         elif isinstance(reply, RequestFailed) and not reply.client_request_id:
             self._end(ConnectionLost(reply.message, final=True))
+
+    def _refuse(self, reply: RequestFailed) -> None:
+        sink = self._sinks.pop(reply.client_request_id, None)
+        if sink is not None:
+            sink(ConnectionLost(reply.message, refused=True))
 
     def _end(self, lost: ConnectionLost) -> None:
         if self._lost is not None:

@@ -1,7 +1,6 @@
 """The client library: talks to a running daemon from threads (`Client`) or asyncio (`AsyncClient`)."""
 
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
@@ -31,6 +30,7 @@ from pillion.runtime.client_requests import (
 )
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.control_socket import ask_status
+from pillion.runtime.daemon_socket import DaemonName
 from pillion.runtime.link_options import LinkOptions
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.paths import RunDir
@@ -52,7 +52,7 @@ class Client:
 
     def __init__(
         self,
-        name: str | os.PathLike[str] = "default",
+        name: DaemonName | Sequence[DaemonName] = "default",
         *,
         client_name: str = "",
         fairness_key: str = "",
@@ -62,6 +62,10 @@ class Client:
         max_losses: int = MAX_LOSSES,
     ) -> None:
         """Connects to the daemon of this name, or to a socket path (anything with a slash).
+
+        With a list of them, daemons that serve the same model under the same name, it uses the first that answers.
+        When that is lost, or refuses because it is ending, requests go on at the next one; those that a daemon that is
+        ending lets finish stay there.
 
         Clients with the same `fairness_key` share one fair share. Raises DaemonUnavailable within
         `connect_timeout` seconds. A connection that is lost later is opened again, and what is open goes on
@@ -256,9 +260,7 @@ class Client:
 
     def status(self) -> DaemonStatus:
         """The daemon's state and its actors, as `pillion status` shows them."""
-        return ask_status(
-            RunDir(self._link_options.path.parent), self._link_options.connect_timeout_s
-        )
+        return ask_status(RunDir(self._link.path.parent), self._link_options.connect_timeout_s)
 
     def close(self) -> None:
         """Ends the connection; the daemon cancels what is open. The client cannot be used again."""

@@ -50,11 +50,12 @@ class Connection:
         fairness_key: str,
         timeout_s: float,
         *,
-        outlives_daemon: bool = False,
+        leaves_ending: bool = False,
     ) -> None:
         """Connects and greets. Raises DaemonUnavailable after `timeout_s` at the latest.
 
-        `outlives_daemon`: leave a daemon that is ending, in place of telling requests of it.
+        `leaves_ending`: what the daemon refuses or ends because it is ending itself loses its connection, in
+        place of failing; what else is open here may finish.
         """
         self._codec: Codec[DaemonToClient] = Codec(DaemonToClient)
         self._frames = FrameBuffer()
@@ -63,7 +64,8 @@ class Connection:
         self._sinks: dict[str, Sink] = {}
         self._to_cancel: deque[str] = deque()
         self._send_lock = threading.Lock()
-        self._outlives_daemon = outlives_daemon
+        self.is_ending = False  # the daemon takes nothing new
+        self._leaves_ending = leaves_ending
         self._lost: ConnectionLost | None = None
         self._socket = open_socket(path, timeout_s)
         try:
@@ -95,6 +97,11 @@ class Connection:
         except BaseException:
             self.forget(request_id)
             raise
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything."""
+        return not self._sinks
 
     def forget(self, request_id: str) -> None:
         """Drops whatever else comes for a request."""
@@ -182,14 +189,20 @@ class Connection:
         reply = self._codec.decode(payload)
         if isinstance(reply, Welcome):
             return
-        if self._outlives_daemon and is_ending(reply):
-            self._end(ConnectionLost(reply.message, refused=True))
+        if self._leaves_ending and is_ending(reply):
+            self.is_ending = True
+            self._refuse(reply)
             return
         sink = self._sinks.get(reply.client_request_id)
         if sink is not None:
             sink(reply)
         elif isinstance(reply, RequestFailed) and not reply.client_request_id:
             raise DaemonUnavailable(reply.message)
+
+    def _refuse(self, reply: RequestFailed) -> None:
+        sink = self._sinks.pop(reply.client_request_id, None)
+        if sink is not None:
+            sink(ConnectionLost(reply.message, refused=True))
 
     def _send(self, data: bytes) -> None:
         """Sends a whole frame or ends the connection: half a frame would garble all that follow."""

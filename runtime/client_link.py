@@ -2,23 +2,30 @@
 
 import os
 import threading
+from pathlib import Path
 
 from pillion.runtime.client_connection import Connection
 from pillion.runtime.clock import now_ns
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.link_options import LinkOptions
-from pillion.runtime.patience import REFUSED_PAUSE_S, was_refused
+from pillion.runtime.patience import REFUSED_PAUSE_S
+from pillion.runtime.replicas import Replicas
 
 
 class ClientLink:
-    """At most one living connection, shared by the threads of a process. It ends with its last user."""
+    """One living connection at most that takes new requests, shared by the threads of a process.
+
+    It ends with its last user. What a daemon that is ending lets finish stays on the connection that it has.
+    """
 
     def __init__(self, options: LinkOptions) -> None:
         """Connects. Raises DaemonUnavailable within the connect timeout."""
         self._options = options
+        self._replicas = Replicas(options.paths)
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._connection: Connection | None = None
+        self._left: list[Connection] = []
         self._closed = False
         self._closing = threading.Event()
         self._connect_within(options.connect_timeout_s, None)
@@ -27,26 +34,34 @@ class ClientLink:
         """A living connection. While the daemon lives it is waited for, the reattach timeout at the longest."""
         return self._connect_within(self._options.reattach_timeout_s, until_ns)
 
+    @property
+    def path(self) -> Path:
+        """The socket of the daemon that is used now, or would be."""
+        return self._replicas.path
+
     def close(self) -> None:
         """Ends the connection; no other is made."""
         self._closed = True
         self._closing.set()
-        connection = self._connection
-        if connection is not None and self._pid == os.getpid():
-            connection.close()
+        if self._pid == os.getpid():
+            for connection in (self._connection, *self._left):
+                if connection is not None:
+                    connection.close()
 
     def __del__(self) -> None:
         self.close()
 
     def _connect_within(self, timeout_s: float, until_ns: int | None) -> Connection:
         patience = self._options.patience(timeout_s, until_ns)
-        if was_refused(self._connection):
+        connection = self._connection
+        if connection is not None and connection.is_ending and self._replicas.ends_round:
             self._closing.wait(REFUSED_PAUSE_S)
         while True:
             try:
                 return self._connect_once()
             except DaemonUnavailable as error:
-                self._closing.wait(patience.pause_s(error, now_ns()))
+                if self._closed or self._replicas.begins_round:
+                    self._closing.wait(patience.pause_s(error, now_ns()))
 
     def _connect_once(self) -> Connection:
         if self._pid != os.getpid():
@@ -55,21 +70,41 @@ class ClientLink:
             self._lock = threading.Lock()
             self._closing = threading.Event()
             self._connection = None
+            self._left = []
             self._pid = os.getpid()
         with self._lock:
             self._check_open()
+            if self._connection is not None and self._connection.is_ending:
+                self._leave(self._connection)
             if self._connection is None or self._connection.lost is not None:
-                self._connection = Connection(
-                    self._options.path,
-                    self._options.client_name,
-                    self._options.fairness_key,
-                    self._options.connect_timeout_s,
-                    outlives_daemon=self._options.outlive_daemon,
-                )
+                self._connection = self._open()
                 if self._closed:  # meanwhile, by another thread
                     self._connection.close()
                     self._check_open()
             return self._connection
+
+    def _open(self) -> Connection:
+        try:
+            return Connection(
+                self._replicas.path,
+                self._options.client_name,
+                self._options.fairness_key,
+                self._options.connect_timeout_s,
+                leaves_ending=self._options.leaves_ending,
+            )
+        except DaemonUnavailable:
+            self._replicas.leave()
+            raise
+
+    def _leave(self, connection: Connection) -> None:
+        """New requests go elsewhere."""
+        self._replicas.leave()
+        self._connection = None
+        self._left = [left for left in self._left if left.lost is None]
+        if connection.is_idle:
+            connection.close()
+        else:
+            self._left.append(connection)
 
     def _check_open(self) -> None:
         if self._closed:

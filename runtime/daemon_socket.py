@@ -3,13 +3,25 @@
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
-from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.errors import DaemonUnavailable, InvalidRequest
 from pillion.runtime.paths import check_socket_path, run_dir
 
+DaemonName = str | os.PathLike[str]
 
-def socket_path(name: str | os.PathLike[str]) -> Path:
+
+def socket_paths(names: DaemonName | Sequence[DaemonName]) -> tuple[Path, ...]:
+    """As `socket_path`, of one or several daemons. Raises InvalidRequest for none."""
+    if isinstance(names, str | os.PathLike):
+        return (socket_path(names),)
+    if not names:
+        raise InvalidRequest("name takes a daemon's name or a list of them, got an empty list")
+    return tuple(map(socket_path, names))
+
+
+def socket_path(name: DaemonName) -> Path:
     """Where a daemon's text edge is: by daemon name, or a path (anything with a slash)."""
     path = os.fspath(name)
     if os.sep not in path:

@@ -1,13 +1,14 @@
 """What a client was told about its connection: to whom, under which name, and how long to try."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from pillion.runtime.client_requests import check_timeout
 from pillion.runtime.clock import NS_PER_S, now_ns
-from pillion.runtime.daemon_socket import socket_path
+from pillion.runtime.daemon_socket import DaemonName, socket_paths
 from pillion.runtime.patience import Patience
 
 
@@ -15,7 +16,7 @@ from pillion.runtime.patience import Patience
 class LinkOptions:
     """The arguments of a client, checked. `Client` says what each means."""
 
-    path: Path
+    paths: tuple[Path, ...]  # of the daemons that may be used, one after the other
     client_name: str
     fairness_key: str
     connect_timeout_s: float
@@ -25,7 +26,7 @@ class LinkOptions:
     @classmethod
     def of_arguments(
         cls,
-        name: str | os.PathLike[str],
+        name: DaemonName | Sequence[DaemonName],
         client_name: str,
         fairness_key: str,
         connect_timeout: float,
@@ -36,7 +37,7 @@ class LinkOptions:
         check_timeout("connect_timeout", connect_timeout)
         check_timeout("reattach_timeout", reattach_timeout)
         return cls(
-            path=socket_path(name),
+            paths=socket_paths(name),
             client_name=client_name or f"python-{os.getpid()}",
             fairness_key=fairness_key,
             connect_timeout_s=connect_timeout,
@@ -44,9 +45,14 @@ class LinkOptions:
             outlive_daemon=outlive_daemon,
         )
 
+    @property
+    def leaves_ending(self) -> bool:
+        """Whether what a daemon that ends refuses is asked of another one."""
+        return self.outlive_daemon or len(self.paths) > 1
+
     def patience(self, timeout_s: float, until_ns: int | None) -> Patience:
         """Attempts for so many seconds, at the longest until then."""
         latest_ns = now_ns() + int(timeout_s * NS_PER_S)
         if until_ns is not None:
             latest_ns = min(latest_ns, until_ns)
-        return Patience(self.path, latest_ns, outlive_daemon=self.outlive_daemon)
+        return Patience(self.paths, latest_ns, outlive_daemon=self.outlive_daemon)

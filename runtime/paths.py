@@ -232,14 +232,20 @@ def _make_private(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+        is_directory = stat.S_ISDIR(found.st_mode)
+        if is_directory and found.st_uid == os.getuid():
             path.chmod(0o700)
             return
     except OSError as error:
         raise ConfigError(f"cannot create {path}: {error.strerror}") from error
-    raise ConfigError(
-        f"{path} is not a directory of this user: remove it or set PILLION_RUNTIME_DIR"
-    )
+    if is_directory:
+        pids = ", ".join(map(str, pids_with_argument(RunDir(path).argument)))
+        daemon = f", whose daemon runs there (its actors' pids are {pids})" if pids else ""
+        raise ConfigError(
+            f"{path} belongs to the user with id {found.st_uid}{daemon}: choose another --name or set"
+            " PILLION_RUNTIME_DIR"
+        )
+    raise ConfigError(f"{path} is not a directory: remove it or set PILLION_RUNTIME_DIR")
 
 
 def _by_whom(connected: socket.socket) -> str:

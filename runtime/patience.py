@@ -3,27 +3,28 @@
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from pillion.runtime.async_connection import AsyncConnection
-from pillion.runtime.client_connection import Connection
 from pillion.runtime.clock import NS_PER_S
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.paths import RunDir
 
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 0.25
-# A daemon that refuses because it is ending is asked again only so much later.
+# Of daemons that all refuse because they are ending the first is asked again only so much later.
 REFUSED_PAUSE_S: Final = 0.25
 
 
 class Patience:
     """Attempts to connect, with growing pauses between them."""
 
-    def __init__(self, client_socket: Path, until_ns: int, *, outlive_daemon: bool = False) -> None:
+    def __init__(
+        self, client_sockets: Sequence[Path], until_ns: int, *, outlive_daemon: bool = False
+    ) -> None:
         """`outlive_daemon`: wait also while no daemon is there at all."""
-        self._directory = RunDir(client_socket.parent)
+        self._directories = [RunDir(path.parent) for path in client_sockets]
         self._until_ns = until_ns
         self._outlive_daemon = outlive_daemon
         self._pause_s = _FIRST_PAUSE_S
@@ -35,15 +36,10 @@ class Patience:
         """
         if not error.may_pass or now_ns >= self._until_ns:
             raise error
-        if not (self._outlive_daemon or launcher_lives(self._directory)):
+        if not (self._outlive_daemon or any(map(launcher_lives, self._directories))):
             raise error
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
         return min(pause_s, (self._until_ns - now_ns) / NS_PER_S)
-
-
-def was_refused(connection: Connection | AsyncConnection | None) -> bool:
-    """Whether the last connection was left because the daemon is ending."""
-    return connection is not None and connection.lost is not None and connection.lost.refused
 
 
 def launcher_lives(directory: RunDir) -> bool:

@@ -68,8 +68,12 @@ class PendingRequests(Generic[C]):
 
     def _move_to(self, connection: C) -> None:
         """This connection takes the lost one's place. Raises DaemonUnavailable if it serves another model."""
-        if self._connection is not None:
-            check_same_model(self._connection.welcome.model_name, connection.welcome)
+        old = self._connection
+        if old is not None:
+            check_same_model(old.welcome.model_name, connection.welcome)
+            if old is not connection:
+                for request_id in self._open:  # of a daemon that is ending they may still run
+                    old.cancel(request_id)
         self._connection = connection
 
     def _open_again(self, lost: ConnectionLost) -> Iterator[tuple[str, GenerateRequest | Ask]]:

@@ -48,7 +48,7 @@ class DaemonLink:
         Raises DaemonUnavailable when that takes too long, and at once while the daemon stops.
         """
         latest_ns = now_ns() + int(REATTACH_TIMEOUT_S * NS_PER_S)
-        patience = Patience(self._path, min(latest_ns, until_ns or latest_ns))
+        patience = Patience([self._path], min(latest_ns, until_ns or latest_ns))
         while True:
             try:
                 return await self._connect_once()

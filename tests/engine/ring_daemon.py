@@ -28,10 +28,12 @@ NAME: Final = "ring"
 class RingDaemon:
     """Ready when it is made. `http` is the path of its HTTP socket."""
 
-    def __init__(self, model: Path, root: Path, step_us: int = 300, **settings: Any) -> None:
-        self.http = root / "h.sock"
+    def __init__(
+        self, model: Path, root: Path, step_us: int = 300, name: str = NAME, **settings: Any
+    ) -> None:
+        self.http = root / f"{name}.sock"
         settings = {"max_model_len": 100_000, "http_uds": str(self.http), **settings}
-        config = locate_model(EngineConfig(model=str(model), name=NAME, **settings), progress=False)
+        config = locate_model(EngineConfig(model=str(model), name=name, **settings), progress=False)
         lifetime_fd, self._lifetime_fd = os.pipe()
         our_ready_fd, ready_fd = os.pipe()
         self.process = subprocess.Popen(
@@ -48,7 +50,7 @@ class RingDaemon:
         )
         os.close(lifetime_fd)
         os.close(ready_fd)
-        self.directory = RunDir(root / NAME)
+        self.directory = RunDir(root / name)
         with open(our_ready_fd) as outcome:
             assert select.select([outcome], [], [], START_DEADLINE_S)[0], "the daemon's word"
             assert json.loads(outcome.readline())["ready"]

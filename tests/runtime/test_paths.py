@@ -42,7 +42,7 @@ def test_the_directory_is_private(runtime_root: Path) -> None:
 def test_a_link_or_file_in_place_of_the_directory_is_refused(runtime_root: Path) -> None:
     (runtime_root / "elsewhere").mkdir()
     (runtime_root / "d").symlink_to(runtime_root / "elsewhere")
-    with pytest.raises(ConfigError, match="not a directory of this user"):
+    with pytest.raises(ConfigError, match="not a directory: remove it"):
         RunDir(runtime_root / "d").create()
     (runtime_root / "f").touch()
     with pytest.raises(ConfigError, match="cannot create"):

@@ -15,7 +15,7 @@ S = 10**9
 
 
 def test_pauses_grow_while_the_launcher_lives(run_dir: RunDir) -> None:
-    patience = Patience(run_dir.client_socket, until_ns=10 * S)
+    patience = Patience([run_dir.client_socket], until_ns=10 * S)
     with fake_launcher(run_dir.client_socket):
         pauses = [patience.pause_s(MAY_PASS, 0) for _ in range(8)]
         assert pauses[:3] == [0.01, 0.02, 0.04]
@@ -32,11 +32,11 @@ def test_what_cannot_pass_is_not_tried_again(run_dir: RunDir) -> None:
         fake_launcher(run_dir.client_socket),
         pytest.raises(DaemonUnavailable, match="another protocol"),
     ):
-        Patience(run_dir.client_socket, 10 * S).pause_s(DaemonUnavailable("another protocol"), 0)
+        Patience([run_dir.client_socket], 10 * S).pause_s(DaemonUnavailable("another protocol"), 0)
 
 
 def test_a_client_may_wait_for_the_next_daemon(run_dir: RunDir) -> None:
-    patience = Patience(run_dir.client_socket, 10 * S, outlive_daemon=True)
+    patience = Patience([run_dir.client_socket], 10 * S, outlive_daemon=True)
     assert patience.pause_s(MAY_PASS, 0) == 0.01
 
 
