@@ -12,7 +12,7 @@ from pillion.actors.detokenizer.request_checks import check_text_size, check_tok
 from pillion.actors.detokenizer.template_process import render_apart
 from pillion.actors.detokenizer.text_model import TextModel
 from pillion.actors.detokenizer.token_sampling import bad_word_ids
-from pillion.actors.detokenizer.tool_use import ToolUse, read_tool_use
+from pillion.actors.detokenizer.tool_use import ToolUse, as_told, read_tool_use
 from pillion.messages.codec import pack_ids
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import (
@@ -156,6 +156,7 @@ def _rendered(
 ) -> str:
     messages = request.messages or []
     template = model.chat_template
+    tools = None if tools is None else [as_told(tool) for tool in tools]
     own_template = request.chat_template if isinstance(request, GenerateRequest) else None
     if own_template is None:
         return template.render(

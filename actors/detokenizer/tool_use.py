@@ -28,6 +28,11 @@ class ToolUse:
         return frozenset(function["name"] for function in self.functions)
 
     @property
+    def may_be_strict(self) -> bool:
+        """Whether the model may call a function that it must then call as the schema says."""
+        return self.choice == "auto" and any(each.get("strict") for each in self.functions)
+
+    @property
     def json_schema(self) -> dict[str, Any] | None:
         """What the answer must look like; None if it is free."""
         if self.choice == "named":
@@ -68,6 +73,14 @@ def read_tool_use(request: GenerateRequest) -> ToolUse:
     return ToolUse(choice, tuple(functions), request.parallel_tool_calls)
 
 
+def as_told(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as its model is told of it: that it is strict is between client and server."""
+    function = tool.get("function")
+    if not isinstance(function, dict) or "strict" not in function:
+        return tool
+    return {**tool, "function": {key: value for key, value in function.items() if key != "strict"}}
+
+
 def _function(index: int, tool: dict[str, Any]) -> dict[str, Any]:
     kind, function = tool.get("type"), tool.get("function")
     if kind != "function" or not isinstance(function, dict):
@@ -85,6 +98,11 @@ def _function(index: int, tool: dict[str, Any]) -> dict[str, Any]:
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidRequest(
             f"tools[{index}].function.parameters must be a JSON schema, got {parameters!r:.80}",
+            "tools",
+        )
+    if not isinstance(function.get("strict"), bool | None):
+        raise InvalidRequest(
+            f"tools[{index}].function.strict must be true or false, got {function['strict']!r:.80}",
             "tools",
         )
     return function

@@ -62,6 +62,8 @@ def _tool(index: int, tool: AnthropicTool) -> dict[str, Any]:
     if tool.description is not None:
         function["description"] = tool.description
     function["parameters"] = tool.input_schema or {"type": "object", "properties": {}}
+    if tool.strict:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

@@ -27,6 +27,12 @@ class AnthropicTool(msgspec.Struct, frozen=True, kw_only=True):
     input_schema: Annotated[
         dict[str, Any] | None, Meta(description="JSON schema of the arguments")
     ] = None
+    strict: Annotated[
+        bool | None,
+        Meta(
+            description="arguments hold to the schema; those of calls that must come do in any case"
+        ),
+    ] = None
     type: Annotated[
         str | None, Meta(description="`custom`; tools that the server would run are refused")
     ] = None

@@ -51,6 +51,8 @@ def chat_tools(tools: list[ResponseFunction] | None) -> list[dict[str, Any]] | N
         if tool.description is not None:
             function["description"] = tool.description
         function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+        if tool.strict:
+            function["strict"] = True
         found.append({"type": "function", "function": function})
     return found
 

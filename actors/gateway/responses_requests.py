@@ -17,7 +17,9 @@ class ResponseFunction(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     strict: Annotated[
         bool | None,
-        Meta(description="accepted; calls that must come follow the schema in any case"),
+        Meta(
+            description="arguments hold to the schema; those of calls that must come do in any case"
+        ),
     ] = None
 
 

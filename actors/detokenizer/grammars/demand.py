@@ -1,11 +1,19 @@
 """What a request demands of the form of its answers, whichever of its fields says so."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from pillion.actors.detokenizer.answer_plan import AnswerPlan
-from pillion.actors.detokenizer.grammars.source import PARAM, GrammarSource, source_of
+from pillion.actors.detokenizer.grammars.call_rules import json_rule, refusal
+from pillion.actors.detokenizer.grammars.source import (
+    MAX_SOURCE_CHARS,
+    PARAM,
+    GrammarSource,
+    source_of,
+)
+from pillion.actors.detokenizer.grammars.strict_calls import strict_grammar
 from pillion.actors.detokenizer.tokenizer import Tokenizer
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.structured_outputs import StructuredOutputsParams
@@ -32,11 +40,14 @@ def demand_of(
 
     Raises RequestError if the model's tokens do not allow it.
     """
+    strict = answer is not None and answer.tools.may_be_strict
     schema = None if answer is None else answer.tools.json_schema
     structure, param = params.structured_outputs, PARAM
     if schema is not None:
         structure, param = StructuredOutputsParams(json=schema), _TOOLS
-    if structure is None:
+    if strict:
+        param = _TOOLS
+    elif structure is None:
         return None
     if not tokenizer.can_spell:
         raise RequestError(
@@ -45,7 +56,10 @@ def demand_of(
             "unsupported",
             param,
         )
-    source = source_of(structure)
+    form = None if structure is None else source_of(structure)
+    source = _with_strict_calls(tokenizer, answer, form) if strict and answer else form
+    if source is None:
+        return None
     if answer is None:
         return GrammarDemand(source, param, False, [], [])
     openings = answer.reasoning_openings
@@ -54,8 +68,30 @@ def demand_of(
         param=param,
         may_reason=bool(openings),
         reasoning_ids=_ids(tokenizer, openings),
-        call_ids=_ids(tokenizer, answer.call_openings),
+        call_ids=[] if strict else _ids(tokenizer, answer.call_openings),
     )
+
+
+def _with_strict_calls(
+    tokenizer: Tokenizer, answer: AnswerPlan, form: GrammarSource | None
+) -> GrammarSource:
+    """The grammar of calls that hold to their schemas, around text or beside a form of the answer."""
+    rule = None
+    if form is not None:
+        schema = json.loads(form.text) if form.kind == "json" else None
+        if not isinstance(schema, dict):
+            raise refusal("the form of the answer beside it is no JSON schema")
+        rule = json_rule(schema, form.whitespace)
+
+    def special_id(marker: str) -> int | None:
+        token_id = tokenizer.token_id(marker)
+        return token_id if token_id in tokenizer.special_ids else None
+
+    functions = answer.tools.functions
+    text = strict_grammar(answer.tool_format.name, functions, special_id, rule)
+    if len(text) > MAX_SOURCE_CHARS:
+        raise refusal(f"the schemas together have more than {MAX_SOURCE_CHARS} characters")
+    return GrammarSource(kind="lark", text=text)
 
 
 def _ids(tokenizer: Tokenizer, markers: Iterable[str]) -> list[int]:

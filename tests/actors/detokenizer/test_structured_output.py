@@ -370,6 +370,38 @@ def test_calls_that_must_come_are_the_grammar(chats: GrammarRig) -> None:
     assert json.loads("".join(call.arguments for call in calls)) == {"a": 1}
 
 
+def test_a_strict_function_that_may_be_called_is_called_as_its_schema_says(
+    chats: GrammarRig,
+) -> None:
+    parameters = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    function = {"name": "f", "parameters": parameters, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    admitted = chats.generate(None, **CHAT, tools=tools)
+    chats.seat(admitted)
+    for byte in b'I look. <tool_call>{"name": "f", "arguments": {"a":':
+        assert byte in chats.mask()
+        chats.step(admitted, byte)
+    assert chats.mask() & set(b'1"{[2') == {ord("1")}
+    chats.step(admitted, ord("1"))
+    for byte in b"}}</tool_call>":
+        assert byte in chats.mask()
+        chats.step(admitted, byte)
+    chunks = chats.rig.take()
+    assert "".join(chunk.text for chunk in chunks) == "I look."
+    calls = [call for chunk in chunks for call in chunk.tool_calls or []]
+    assert json.loads("".join(call.arguments for call in calls)) == {"a": 1}
+
+
+def test_a_strict_function_beside_a_form_that_is_no_schema_is_refused(chats: GrammarRig) -> None:
+    function = {"name": "f", "strict": True}
+    failure = chats.rig.refused(
+        **CHAT,
+        tools=[{"type": "function", "function": function}],
+        sampling_params={"structured_outputs": {"regex": "a"}},
+    )
+    assert (failure.code, failure.param) == ("unsupported", "tools")
+
+
 def test_without_byte_tokens_there_are_no_grammars(
     rig: EdgeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

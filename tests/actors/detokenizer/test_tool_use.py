@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from pillion.actors.detokenizer.tool_use import MAX_FORCED_CALLS, ToolUse, read_tool_use
+import pytest
+
+from pillion.actors.detokenizer.tool_use import MAX_FORCED_CALLS, ToolUse, as_told, read_tool_use
 from pillion.messages.text import GenerateRequest
+from pillion.runtime.errors import InvalidRequest
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -26,6 +29,16 @@ def test_the_choice_is_free_unless_said() -> None:
     assert use(tools=TOOLS, tool_choice="none") == ToolUse("none")
     assert use(tools=TOOLS, parallel_tool_calls=False) == ToolUse("auto", (F, G), False)
     assert use(tools=TOOLS).json_schema is None
+
+
+def test_strict_is_a_matter_of_calls_that_may_come() -> None:
+    strict = {"type": "function", "function": {**F, "strict": True}}
+    assert not use(tools=TOOLS).may_be_strict
+    assert use(tools=[strict, TOOLS[1]]).may_be_strict
+    assert not use(tools=[strict], tool_choice="required").may_be_strict, "they hold in any case"
+    assert as_told(strict) == TOOLS[0]
+    with pytest.raises(InvalidRequest, match=r"tools\[0\].function.strict must be true or false"):
+        use(tools=[{"type": "function", "function": {**F, "strict": "yes"}}])
 
 
 def test_a_named_function_gets_its_own_schema() -> None:

@@ -180,7 +180,7 @@ async def test_a_conversation_reaches_the_daemon_as_a_chat(rig: GatewayRig) -> N
         {"role": "tool", "tool_call_id": "c", "content": "o"},
     ]
     function = {"name": "f", "parameters": {"type": "object"}}
-    assert request.tools == [{"type": "function", "function": function}]
+    assert request.tools == [{"type": "function", "function": {**function, "strict": True}}]
     assert request.tool_choice == {"type": "function", "function": {"name": "f"}}
     assert not request.parallel_tool_calls
     assert request.chat_template_kwargs == {"reasoning_effort": "low"}
