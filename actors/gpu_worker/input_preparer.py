@@ -171,7 +171,7 @@ class InputPreparer:
             max_query_len=min(num_rows, 1),
             max_seq_len=max_seq_len,
             max_decode_seq_len=max_seq_len,
-            gather=self._gather(table, decode.seq_lens, num_rows, max_seq_len, (), ()),
+            gather=self._gather(table, decode.seq_lens, num_rows, max_seq_len),
         )
         return StepInputs(
             input_ids=decode.input_ids,
@@ -240,9 +240,6 @@ class InputPreparer:
         max_seq_len = max(max_decode_seq_len, int(rows.prefill_ends.max()))
         table = self._blocks.of(slots, max_seq_len)
         query_lens, prefill_seq_lens = tuple(lengths.tolist()), tuple(rows.prefill_ends.tolist())
-        gather = self._gather(
-            table, seq_lens, num_decode, max_decode_seq_len, query_lens, prefill_seq_lens
-        )
         attention = AttentionInputs(
             query_start_loc=device.upload(bounds.astype(np.int32)),
             seq_lens=seq_lens,
@@ -255,7 +252,7 @@ class InputPreparer:
             prefill_query_lens=query_lens,
             prefill_seq_lens=prefill_seq_lens,
             prefill_tiles=self._tiles(query_lens, num_decode, seq_lens),
-            gather=gather,
+            gather=self._gather(table, seq_lens, num_decode, max_decode_seq_len),
         )
         sample_slots = all_slots[sampling]
         return StepInputs(
@@ -305,20 +302,12 @@ class InputPreparer:
         seq_lens: torch.Tensor,
         num_decode_rows: int,
         max_decode_seq_len: int,
-        query_lens: tuple[int, ...],
-        prefill_seq_lens: tuple[int, ...],
     ) -> RowGather | None:
         """For the torch reference of attention, which is the CPU's path."""
         if self._device.is_cuda:
             return None
         return gather_rows(
-            self._kv_cache.layer(0),
-            table,
-            seq_lens,
-            num_decode_rows,
-            max_decode_seq_len,
-            query_lens,
-            prefill_seq_lens,
+            self._kv_cache.layer(0), table, seq_lens, num_decode_rows, max_decode_seq_len
         )
 
     def _check_slots(self, slots: npt.NDArray[np.int32]) -> None:

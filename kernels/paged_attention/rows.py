@@ -10,9 +10,6 @@ import torch
 
 # Padding to so many tokens is cheaper than another round of operations.
 _SHORT: Final = 128
-# Tokens of a prefill row that attend together, so that little of what they must not see is computed:
-# 10 to 20 % faster than 512 at once (AMD EPYC with AVX-512).
-PIECE_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +18,12 @@ class DecodeGather:
 
     # [num_rows] int64; which of the step's decode rows these are. None: all of them
     rows: torch.Tensor | None
-    # [2 * num_rows * num_kv_heads * length] int64; tokens of one head in the pool: all keys, row
-    # by row and head by head, then all values. Beyond a row's KV length its first token stands in.
-    tokens: torch.Tensor
-    # [num_rows, 1, 1, length] in the pool's type; 0, or very low beyond the row's KV length
+    # [2 * num_rows * num_kv_heads * num_blocks] int64; blocks of one head in the pool: all keys, row by row
+    # and head by head, then all values. Beyond a row's blocks its first one stands in.
+    blocks: torch.Tensor
+    # [n] int64; those gathered tokens that are beyond their row's KV length
+    beyond: torch.Tensor
+    # [num_rows, 1, 1, num_blocks * block_size] in the products' type; 0, or very low beyond the row's KV length
     bias: torch.Tensor
     # [num_rows, 1] int32
     seq_lens: torch.Tensor
@@ -37,9 +36,6 @@ class RowGather:
     # Every decode row is in one of these; several if lengths differ much, so that short rows are not
     # padded to the longest.
     decode: tuple[DecodeGather, ...]
-    # Per prefill row [query_len, seq_len] in the pool's type, as `bias` above; None: the row is short and
-    # starts at its sequence's start, where causality is all there is to say.
-    prefill_bias: tuple[torch.Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +116,19 @@ def gather_rows(
     seq_lens: torch.Tensor,
     num_decode_rows: int,
     max_decode_seq_len: int,
-    prefill_query_lens: tuple[int, ...],
-    prefill_seq_lens: tuple[int, ...],
 ) -> RowGather:
     """Computed once per step, from any layer of the pool; arguments as in AttentionRows.
 
     Kernels on a CUDA device read the tables themselves and need none of it.
     """
-    decode = tuple(
-        _gather_decode(
-            layer_kv, block_table[:num_decode_rows], seq_lens[:num_decode_rows], rows, length
+    return RowGather(
+        tuple(
+            _gather_decode(
+                layer_kv, block_table[:num_decode_rows], seq_lens[:num_decode_rows], rows, length
+            )
+            for rows, length in _similar_rows(seq_lens[:num_decode_rows], max_decode_seq_len)
         )
-        for rows, length in _similar_rows(seq_lens[:num_decode_rows], max_decode_seq_len)
     )
-    biases = [
-        None if query_len == seq_len <= PIECE_TOKENS else causal_bias(layer_kv, query_len, seq_len)
-        for query_len, seq_len in zip(prefill_query_lens, prefill_seq_lens, strict=True)
-    ]
-    return RowGather(decode, tuple(biases))
 
 
 def _similar_rows(
@@ -163,23 +154,24 @@ def _similar_rows(
     ]
 
 
-def causal_bias(
-    layer_kv: torch.Tensor, query_len: int, seq_len: int, sliding_window: int | None = None
-) -> torch.Tensor:
-    """[query_len, seq_len] for the last tokens of a sequence; 0 where a token sees another."""
-    positions = torch.arange(seq_len, device=layer_kv.device)
-    own = positions[seq_len - query_len :, None]
-    hidden = positions > own
-    if sliding_window is not None:
-        hidden |= positions <= own - sliding_window
-    return _bias(hidden, layer_kv)
-
-
 def decode_window_bias(gather: DecodeGather, sliding_window: int) -> torch.Tensor:
     """The decode rows' bias with a window: [num_decode_rows, 1, 1, length]."""
     positions = torch.arange(gather.bias.shape[-1], device=gather.bias.device)
     before = (positions < gather.seq_lens - sliding_window)[:, None, None, :]
-    return gather.bias.masked_fill(before, _very_low(gather.bias.dtype))
+    return gather.bias.masked_fill(before, very_low(gather.bias.dtype))
+
+
+def product_dtype(cache: torch.dtype) -> torch.dtype:
+    """What the torch reference computes in: the cache's type, but no CPU is fast with float16."""
+    return torch.float32 if cache == torch.float16 else cache
+
+
+def very_low(dtype: torch.dtype) -> float:
+    """In place of a score, or added to it, it leaves a weight of zero.
+
+    It is finite, so that a row that is hidden altogether gives no 0 / 0.
+    """
+    return torch.finfo(dtype).min / 2
 
 
 def _gather_decode(
@@ -187,36 +179,30 @@ def _gather_decode(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     rows: torch.Tensor | None,
-    length: int,
+    max_seq_len: int,
 ) -> DecodeGather:
     if rows is not None:
         block_table, seq_lens = block_table[rows], seq_lens[rows]
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
-    tokens_per_block = layer_kv.stride(0) // head_dim
-    positions = torch.arange(length, device=layer_kv.device)
-    beyond = positions >= seq_lens[:, None]
-    # What lies beyond is never read: a former tenant may have left numbers there that are not finite,
-    # and a weight of zero would not silence them.
-    positions = positions.masked_fill(beyond, 0)
-    block_ids = block_table.to(torch.int64).gather(1, positions // block_size)
-    tokens = block_ids * tokens_per_block + positions % block_size
-    heads = torch.arange(2 * num_kv_heads, device=layer_kv.device) * block_size
+    head_blocks = layer_kv.stride(0) // (block_size * head_dim)  # of all layers and heads
+    lengths = seq_lens[:, None]
+    columns = torch.arange(-(-max_seq_len // block_size), device=layer_kv.device)
+    columns = columns.masked_fill(columns * block_size >= lengths, 0)
+    block_ids = block_table.to(torch.int64).gather(1, columns)
+    heads = torch.arange(2 * num_kv_heads, device=layer_kv.device).view(2, 1, num_kv_heads, 1)
+    offsets = torch.arange(block_size, device=layer_kv.device)
+    sources = (columns[:, :, None] * block_size + offsets).flatten(1)
+    # Whether a token lies beyond its row, where a former tenant may have left numbers that are not finite, and
+    # a weight of zero would not silence them. A masked row spoils only itself.
+    is_beyond = (sources >= lengths) & (lengths > 0)
+    is_beyond = is_beyond[None, :, None].expand(2, -1, num_kv_heads, -1)
+    positions = torch.arange(sources.shape[1], device=layer_kv.device)
+    bias = torch.zeros(sources.shape, dtype=product_dtype(layer_kv.dtype), device=layer_kv.device)
+    bias.masked_fill_(positions >= lengths, very_low(bias.dtype))
     return DecodeGather(
         rows=rows,
-        tokens=(tokens[:, None] + heads.view(2, 1, num_kv_heads, 1)).flatten(),
-        bias=_bias(beyond, layer_kv)[:, None, None, :],
-        seq_lens=seq_lens[:, None],
+        blocks=((block_ids * head_blocks)[:, None] + heads).flatten(),
+        beyond=is_beyond.flatten().nonzero()[:, 0],
+        bias=bias[:, None, None],
+        seq_lens=lengths,
     )
-
-
-def _bias(hidden: torch.Tensor, layer_kv: torch.Tensor) -> torch.Tensor:
-    zeros = torch.zeros(hidden.shape, dtype=layer_kv.dtype, device=layer_kv.device)
-    return zeros.masked_fill_(hidden, _very_low(zeros.dtype))
-
-
-def _very_low(dtype: torch.dtype) -> float:
-    """Added to a score it leaves a weight of zero.
-
-    It is finite, so that a stretch of a row that is hidden altogether (before a window) gives no 0 / 0.
-    """
-    return torch.finfo(dtype).min / 2

@@ -61,8 +61,6 @@ def test_a_gather_made_from_another_layer_serves_all(case: Case) -> None:
         rows.seq_lens,
         rows.num_decode_rows,
         rows.max_decode_seq_len,
-        rows.prefill_query_lens,
-        rows.prefill_seq_lens,
     )
     shared = dataclasses.replace(inputs, rows=dataclasses.replace(rows, gather=gather))
     assert torch.equal(attend(case, shared).nan_to_num(), attend(case, inputs).nan_to_num())
