@@ -1,6 +1,7 @@
 """The page in a browser, with a gateway, a fake text edge and a fake launcher behind it."""
 
 import socket
+from collections.abc import Awaitable, Callable
 
 from browser import Browser
 from gateway_rig import GatewayRig
@@ -46,3 +47,6 @@ class PageRig:
     async def edge_sees(self, what: str, count: int) -> None:
         """Waits until the fake edge has so many `requests` or `cancelled`."""
         await self._rig.edge_sees(f"{count} {what}", lambda: len(getattr(self.edge, what)) == count)
+
+
+StartPage = Callable[..., Awaitable[PageRig]]
