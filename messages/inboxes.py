@@ -113,6 +113,7 @@ ClientToDaemon = (
     | text.EmbedRequest
     | text.TokenizeRequest
     | text.DetokenizeRequest
+    | text.HttpSpan
 )
 
 DaemonToClient = (

@@ -63,6 +63,16 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_miss_reason: str = ""
 
 
+class TraceContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a request belongs in a trace; ignored by a daemon that does not trace."""
+
+    traceparent: str  # of W3C Trace Context; one that is malformed is ignored
+    tracestate: str = ""
+    begins_here: bool = (
+        False  # the trace begins with that span: whether it is sampled is the daemon's choice
+    )
+
+
 class GenerateRequest(EdgeMessage, frozen=True):
     """Asks for text. Exactly one of prompt, messages and prompt_token_ids is given."""
 
@@ -89,12 +99,27 @@ class GenerateRequest(EdgeMessage, frozen=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True  # False: nothing follows the first call
     resume: Resume | None = None  # a request that is sent again after a lost connection
+    trace: TraceContext | None = None
 
 
 class CancelRequest(EdgeMessage, frozen=True):
     """Ends a request; its open samples get a last chunk with finish_reason "abort"."""
 
     client_request_id: str
+
+
+class HttpSpan(EdgeMessage, frozen=True):
+    """What a gateway did about one HTTP request, to be exported with the daemon's own spans. Nothing answers."""
+
+    traceparent: str  # of this span
+    started_ns: int  # monotonic
+    ended_ns: int
+    method: str
+    route: str
+    status: int
+    request_id: str
+    parent_id: str | None = None  # 16 hexadecimal digits; None: the trace begins here
+    tracestate: str = ""
 
 
 class EmbedRequest(EdgeMessage, frozen=True):

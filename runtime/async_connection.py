@@ -115,6 +115,11 @@ class AsyncConnection(asyncio.Protocol):
         """Whether nobody waits for anything."""
         return not self._sinks
 
+    def tell(self, message: msgspec.Struct) -> None:
+        """Sends what nothing answers; it is lost with the connection."""
+        if self._lost is None and self._transport is not None:
+            self._transport.write(encode_frame(message))
+
     def forget(self, request_id: str) -> None:
         """Drops whatever else comes for a request."""
         self._sinks.pop(request_id, None)

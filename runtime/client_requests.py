@@ -17,6 +17,7 @@ from pillion.messages.text import (
     RequestFailed,
     TokenizeReply,
     TokenizeRequest,
+    TraceContext,
 )
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S
 from pillion.runtime.errors import InvalidRequest, RequestError
@@ -49,6 +50,8 @@ class RequestOptions(TypedDict, total=False):
     tool_choice: str | dict[str, Any] | None
     # False: nothing follows the first call.
     parallel_tool_calls: bool
+    # The span above this request, in W3C Trace Context's form; for a daemon that traces.
+    traceparent: str
 
 
 class TokenizeOptions(TypedDict, total=False):
@@ -152,8 +155,12 @@ def generate_request(
 ) -> GenerateRequest:
     """The message that asks for this prompt's text."""
     fields: dict[str, Any] = {
-        name: value for name, value in options.items() if name != "timeout" and value is not None
+        name: value
+        for name, value in options.items()
+        if name not in ("timeout", "traceparent") and value is not None
     }
+    if traceparent := options.get("traceparent"):
+        fields["trace"] = TraceContext(traceparent=traceparent)
     timeout = options.get("timeout")
     if timeout is not None:
         fields["deadline_ms"] = max(1, int(timeout * 1000))

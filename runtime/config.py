@@ -129,6 +129,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_key_file: Annotated[
         str | None, Meta(description="file with the keys that HTTP clients may send, one a line")
     ] = None
+    otlp_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="URL of an OpenTelemetry collector (OTLP over HTTP) that gets traces of requests;"
+            " default: OTEL_EXPORTER_OTLP_ENDPOINT"
+        ),
+    ] = None
     # Where the model was found on this machine: whoever starts a daemon sets it (runtime/daemon.py).
     model_path: Annotated[str | None, Meta(extra={"internal": True})] = None
     # Faults on demand, for tests (runtime/fault_flags.py).

@@ -24,6 +24,7 @@ from pillion.runtime.log import LogFollower, open_log, start_logging
 from pillion.runtime.paths import DaemonLock, RunDir, run_dir
 from pillion.runtime.process import child_environment
 from pillion.runtime.service_manager import ServiceManager
+from pillion.runtime.tracing_settings import with_tracing
 
 if TYPE_CHECKING:
     from pillion.runtime.supervision import ActorSpec
@@ -70,6 +71,7 @@ def launch(
     report = LaunchReport(options.ready_fd)
     try:
         options = _tied_to_service_manager(options)
+        config = with_tracing(config, os.environ)
         if config.serves_http or options.listening_fds:
             require_http_packages()
         directory = run_dir(config.name)

@@ -134,6 +134,16 @@ def test_only_channels_import_zmq() -> None:
     assert importers == {ONLY_IMPORTER_OF_ZMQ}
 
 
+def test_only_the_exporter_imports_a_tracing_library() -> None:
+    importers = {
+        name_of(path)
+        for path in sources(*LAYERS)
+        for module, _ in imports(path)
+        if module.split(".")[0] in ("opentelemetry", "prometheus_client")
+    }
+    assert importers == {"actors/detokenizer/span_exporter.py"}
+
+
 def test_nothing_reads_data_that_can_hold_code() -> None:
     broken = []
     for path in sources(*LAYERS, "src", "benchmarks", "tests"):

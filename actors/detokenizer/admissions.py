@@ -90,6 +90,8 @@ class Admissions:
             priority=message.priority,
             cache_salt=message.cache_salt,
             return_prompt_token_ids=message.return_prompt_token_ids,
+            is_chat=message.messages is not None,
+            trace=message.trace,
         )
         self._book.add(request)
         if resume is not None:

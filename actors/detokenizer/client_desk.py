@@ -15,11 +15,14 @@ from pillion.messages.text import (
     EmbedRequest,
     GenerateRequest,
     Hello,
+    HttpSpan,
     TokenizeRequest,
 )
 from pillion.runtime.errors import InvalidRequest, RequestError
 
-_Request = GenerateRequest | CancelRequest | EmbedRequest | TokenizeRequest | DetokenizeRequest
+_Request = (
+    GenerateRequest | CancelRequest | EmbedRequest | TokenizeRequest | DetokenizeRequest | HttpSpan
+)
 
 
 class ClientDesk:
@@ -66,6 +69,9 @@ class ClientDesk:
     ) -> None:
         if isinstance(message, CancelRequest):
             self._on_cancel(session, message, now_ns)
+            return
+        if isinstance(message, HttpSpan):
+            self._book.traces.http_ends(message)
             return
         is_generation = isinstance(message, GenerateRequest)
         self._book.counters["requests_received"] += is_generation

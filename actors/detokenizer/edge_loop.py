@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pillion
 from pillion.actors.detokenizer.faults import client_server
@@ -21,9 +21,13 @@ from pillion.messages.inboxes import DetokenizerInbox, lives_in
 from pillion.runtime.actor import actor_ready
 from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
+from pillion.runtime.config import EngineConfig
 from pillion.runtime.process import ActorContext
 from pillion.runtime.stats import StatsReporter
 from pillion.runtime.watchdog import longest_sleep_ns
+
+if TYPE_CHECKING:
+    from pillion.actors.detokenizer.span_exporter import RequestTracer
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class EdgeLoop:
             self._guarded(self._on_grammar_replies),
             self._guarded(self._on_grammar_process_lost),
         )
+        self._tracer = _tracer(context.config)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._turn_is_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -72,6 +77,8 @@ class EdgeLoop:
             await self._server.close()
             self._inbox.close()
             self._post.close()
+            if self._tracer is not None:
+                self._tracer.close()
 
     def _guarded(self, function: Callable[..., None]) -> Callable[..., None]:
         """An event loop logs an exception of a callback and goes on; here it ends the actor."""
@@ -160,6 +167,8 @@ class EdgeLoop:
         if edge.grammars.calls:
             self._grammars.send(list(edge.grammars.calls))
             edge.grammars.calls.clear()
+        if self._tracer is not None:
+            self._tracer.export(edge.traces, now)
         stats, again_ns = self._stats.report(now)
         if stats is not None:
             self._post.send("launcher", stats)
@@ -182,6 +191,16 @@ class EdgeLoop:
         if deadline_ns is not None:
             delay_ns = min(max(deadline_ns - now, 0), delay_ns)
         self._timer = self._loop.call_later(delay_ns / NS_PER_S, self._wake)
+
+
+def _tracer(config: EngineConfig) -> "RequestTracer | None":
+    if config.otlp_endpoint is None:
+        return None
+    # Nobody else is to pay for what it imports.
+    from pillion.actors.detokenizer.span_exporter import RequestTracer, otlp_exporter
+
+    model = config.served_model_name or config.model
+    return RequestTracer(otlp_exporter(config.otlp_endpoint), model)
 
 
 async def run_edge(context: ActorContext) -> None:

@@ -13,7 +13,7 @@ from pillion.actors.detokenizer.tokenizer import Tokenizer
 from pillion.messages.ids import FinishReason, RequestId, SequenceId
 from pillion.messages.requests import NewRequest
 from pillion.messages.sampling import SamplingParams
-from pillion.messages.text import DetokenizeRequest, TokenizeRequest
+from pillion.messages.text import DetokenizeRequest, TokenizeRequest, TraceContext
 
 
 class OpenSample:
@@ -179,6 +179,8 @@ class OpenRequest:
     num_running: int = 0  # samples that are not over
     num_unsent: int = 0  # samples whose last chunk the client does not have
     return_prompt_token_ids: bool = False
+    is_chat: bool = False
+    trace: TraceContext | None = None
     # What goes into the first chunk; that chunk waits until the table is full.
     prompt_logprobs: PromptLogprobTable | None = None
     first_sent: bool = False  # perhaps by an earlier text edge
@@ -189,6 +191,7 @@ class OpenRequest:
     scheduled_ns: int = 0  # and this edge has heard of it
     first_token_ns: int = 0
     first_step_ns: int = 0
+    first_answered_ns: int = 0  # the worker had the answer of that step
     finished_ns: int = 0
 
     @property

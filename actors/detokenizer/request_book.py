@@ -8,6 +8,7 @@ from pillion.actors.detokenizer.logprob_columns import join_rows
 from pillion.actors.detokenizer.open_requests import OpenRequest, OpenSample
 from pillion.actors.detokenizer.request_meter import RequestMeter
 from pillion.actors.detokenizer.tokenizer import Tokenizer
+from pillion.actors.detokenizer.traces import Traces
 from pillion.messages.base import RingMessage
 from pillion.messages.ids import FinishReason, RequestId, SequenceId
 from pillion.messages.requests import AbortRequest
@@ -30,7 +31,12 @@ class RequestBook:
     """Requests and samples by id. Everything that ends one passes through here, once."""
 
     def __init__(
-        self, epoch: int, sessions: ClientSessions, outgoing: list[tuple[str, RingMessage]]
+        self,
+        epoch: int,
+        sessions: ClientSessions,
+        outgoing: list[tuple[str, RingMessage]],
+        *,
+        traces_wanted: bool = False,
     ) -> None:
         self.requests: dict[RequestId, OpenRequest] = {}
         self.samples: dict[SequenceId, OpenSample] = {}
@@ -45,6 +51,7 @@ class RequestBook:
             "grammar_processes_lost": 0,
         }
         self.meter = RequestMeter()
+        self.traces = Traces(traces_wanted)
         self._epoch = epoch
         self._sessions = sessions
         self._outgoing = outgoing
@@ -83,6 +90,7 @@ class RequestBook:
         if request.num_running == 0:
             request.finished_ns = now_ns
             self.meter.request_ends(request, now_ns)
+            self.traces.request_ends(request)
             del self.requests[request.request_id]
             outcomes = {
                 _OUTCOME_OF[each.finish_reason] for each in request.samples if each.finish_reason
@@ -109,6 +117,7 @@ class RequestBook:
         self._sessions.refuse(session_id, request.client_request_id, error)
         refused = request.admitted is None or error.code not in ("internal", "unavailable")
         self.counters["requests_refused" if refused else "requests_failed"] += 1
+        self.traces.request_ends(request, error.code)
         self._forget(request, "error")
 
     def drop(self, request: OpenRequest) -> None:
@@ -116,6 +125,7 @@ class RequestBook:
         if request.num_running:
             self._abort(request, "abort")
             self.counters["requests_aborted"] += 1
+            self.traces.request_ends(request)
         self._forget(request, "abort")
 
     def mark(self, sample: OpenSample) -> None:

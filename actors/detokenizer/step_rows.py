@@ -97,6 +97,7 @@ class StepRows:
         if not request.first_token_ns and new:
             request.first_token_ns = step.now_ns
             request.first_step_ns = _duration_ns(step.output.times)
+            request.first_answered_ns = step.output.times.answered_ns if step.output.times else 0
             self._book.meter.got_first_token(request, step.now_ns)
         if self._take_tokens(sample, new, code, step.now_ns):
             return

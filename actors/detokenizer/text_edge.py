@@ -65,7 +65,10 @@ class TextEdge:
             "clients": 0,
             "open_grammars": 0,
         }
-        self._book = RequestBook(epoch, self.sessions, self.outgoing)
+        self._book = RequestBook(
+            epoch, self.sessions, self.outgoing, traces_wanted=config.otlp_endpoint is not None
+        )
+        self.traces = self._book.traces
         self.counters = self._book.counters
         self.tallies = self._book.meter.tallies
         self.histograms = self._book.meter.histograms

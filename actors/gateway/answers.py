@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
 
+from msgspec.structs import replace
+
 from pillion.actors.gateway.daemon_link import DaemonLink
-from pillion.actors.gateway.request_tokens import RequestTokens
+from pillion.actors.gateway.generation import Generation
 from pillion.messages.inboxes import DaemonToClient
 from pillion.messages.text import GenerateChunk, GenerateRequest, RequestFailed
 from pillion.runtime.async_request_exchange import AsyncRequestExchange
@@ -24,11 +26,11 @@ class Answers:
     """Sends the requests and collects their chunks; leaving the `with` block cancels what is open."""
 
     def __init__(
-        self, link: DaemonLink, requests: Sequence[GenerateRequest], tokens: RequestTokens
+        self, link: DaemonLink, requests: Sequence[GenerateRequest], generation: Generation
     ) -> None:
         """All requests have the same number of samples."""
         self._exchange = AsyncRequestExchange(link.connection)
-        self._tokens = tokens
+        self._generation = generation
         self._waiting = deque(enumerate(requests))
         self._prompts: dict[str, int] = {}  # by request id
         self._num_left: dict[int, int] = {}  # prompt -> samples that go on
@@ -70,7 +72,8 @@ class Answers:
             params = request.sampling_params
             self._prompts[request.client_request_id] = prompt
             self._num_left[prompt] = params.n if params else 1
-            await self._exchange.send(request)
+            trace = self._generation.trace
+            await self._exchange.send(replace(request, trace=trace) if trace else request)
 
     def _take(self, replies: Sequence[DaemonToClient]) -> list[PromptChunk]:
         chunks: list[PromptChunk] = []
@@ -78,7 +81,7 @@ class Answers:
             if not isinstance(reply, GenerateChunk):
                 self._error = _error_of(reply)
                 break
-            self._tokens.note_chunk(reply)
+            self._generation.note_chunk(reply)
             if reply.finish_reason == "error":
                 self._error = RequestError(reply.error or "the request failed in the daemon")
                 break

@@ -42,13 +42,13 @@ from pillion.runtime.errors import DaemonUnavailable, RequestError
 
 async def messages(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
     """Answers a conversation, whole or as a stream."""
-    async with gateway.counted() as timing:
+    async with gateway.counted(exchange) as generation:
         body = read_body(data, MessagesRequest)
         request = body.request
         gateway.check_model(request.model)
         generate = _generation(gateway, request)
         try:
-            async with Answers(gateway.link, [generate], timing) as answers:
+            async with Answers(gateway.link, [generate], generation) as answers:
                 if request.stream:
                     shape = MessageStream(gateway.model_name, new_id("msg_"))
                     await stream_answers(exchange, answers, shape, body.headers)

@@ -16,6 +16,7 @@ from pillion.actors.gateway.exchange import ClientGone, Exchange
 from pillion.actors.gateway.gateway import Gateway
 from pillion.actors.gateway.http_errors import HttpError, http_error_of
 from pillion.actors.gateway.routes import ROUTES, RouteSpec
+from pillion.actors.gateway.server_span import ServerSpan
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import DaemonUnavailable, RequestError
 
@@ -39,11 +40,16 @@ class Endpoint:
         exchange = Exchange(scope, receive, send, _request_id(scope))
         exchange.api_shape = self._spec.api_shape
         started_ns = now_ns()
+        if self._spec.events and self._gateway.config.otlp_endpoint is not None:
+            exchange.span = ServerSpan.of(exchange)
         try:
             await self._serve(exchange)
         except ClientGone:
             exchange.status = exchange.status or STATUS_CLIENT_GONE
         finally:
+            if exchange.span is not None:
+                span = exchange.span.end(exchange, self._spec.method, self._spec.path)
+                self._gateway.link.tell(span)
             seconds = (now_ns() - started_ns) / NS_PER_S
             self._gateway.metrics.count_response(
                 self._spec.method, self._spec.path, exchange.status, seconds

@@ -40,14 +40,14 @@ _RENAMED = {"prompt": "messages", "prompt_token_ids": "messages"}
 
 async def chat_completions(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
     """Answers a chat, whole or as a stream."""
-    async with gateway.counted() as timing:
+    async with gateway.counted(exchange) as generation:
         body = read_body(data, ChatCompletionRequest)
         request = body.request
         gateway.check_model(request.model)
         params = chat_sampling(request)
         generate = chat_generation(gateway, request, params)
         try:
-            async with Answers(gateway.link, [generate], timing) as answers:
+            async with Answers(gateway.link, [generate], generation) as answers:
                 if request.stream:
                     shape = _ChatStream(gateway.model_name, request)
                     await stream_answers(exchange, answers, shape, body.headers)

@@ -35,7 +35,7 @@ _RENAMED: Final = {"prompt_token_ids": "prompt"}
 
 async def completions(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
     """Completes one prompt or many, whole or as a stream."""
-    async with gateway.counted() as timing:
+    async with gateway.counted(exchange) as generation:
         body = read_body(data, CompletionRequest)
         request = body.request
         gateway.check_model(request.model)
@@ -44,7 +44,7 @@ async def completions(gateway: Gateway, exchange: Exchange, data: bytes) -> None
         try:
             echoes = [await _echo(gateway, request, prompt) for prompt in prompts]
             generations = [_generation(gateway, request, prompt, params) for prompt in prompts]
-            async with Answers(gateway.link, generations, timing) as answers:
+            async with Answers(gateway.link, generations, generation) as answers:
                 shape = _CompletionShape(gateway.model_name, request, params.n, echoes)
                 if request.stream:
                     await stream_answers(exchange, answers, shape, body.headers)

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from pillion.messages.control import EngineGeometry
-from pillion.messages.text import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
+from pillion.messages.text import (
+    DetokenizeReply,
+    DetokenizeRequest,
+    HttpSpan,
+    TokenizeReply,
+    TokenizeRequest,
+)
 from pillion.runtime.async_connection import AsyncConnection
 from pillion.runtime.async_request_exchange import AsyncRequestExchange
 from pillion.runtime.client_requests import expect_reply
@@ -94,6 +100,11 @@ class DaemonLink:
             skip_special_tokens=skip_special_tokens,
         )
         return (await self._ask(request, DetokenizeReply)).text
+
+    def tell(self, message: HttpSpan) -> None:
+        """Sends what nothing answers, if there is a connection now."""
+        if self._connection is not None:
+            self._connection.tell(message)
 
     def close(self) -> None:
         """Hangs up; the daemon cancels what is open."""

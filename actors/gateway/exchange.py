@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import Receive, Scope, Send
 
 from pillion.actors.gateway.http_errors import ApiShape, HttpError
+
+if TYPE_CHECKING:
+    from pillion.actors.gateway.server_span import ServerSpan
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -35,6 +38,7 @@ class Exchange:
         self.request_id = request_id
         self.api_shape: ApiShape = "openai"
         self.status = 0  # of the response, once it has begun
+        self.span: ServerSpan | None = None  # if it is traced
         self._receive = receive
         self._send = send
 

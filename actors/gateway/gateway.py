@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 from pillion.actors.gateway.access import ApiKeys, api_keys
 from pillion.actors.gateway.daemon_link import DaemonLink
-from pillion.actors.gateway.exchange import ClientGone
+from pillion.actors.gateway.exchange import ClientGone, Exchange
+from pillion.actors.gateway.generation import Generation
 from pillion.actors.gateway.http_errors import HttpError, http_error_of
 from pillion.actors.gateway.metrics import Metrics
-from pillion.actors.gateway.request_tokens import RequestTokens
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import RunDir
 from pillion.runtime.stats import StatsReporter
@@ -50,20 +50,21 @@ class Gateway:
             )
 
     @asynccontextmanager
-    async def counted(self) -> AsyncIterator[RequestTokens]:
+    async def counted(self, exchange: Exchange) -> AsyncIterator[Generation]:
         """Around one generation: it is counted once as received and once by how it ends."""
-        tokens = self.metrics.begin()
+        self.metrics.begin()
+        generation = Generation(None if exchange.span is None else exchange.span.context)
         try:
-            yield tokens
+            yield generation
         except BaseException as error:
             if isinstance(error, ClientGone) or not isinstance(error, Exception):
-                self.metrics.end(tokens, "cancelled")
+                self.metrics.end(generation, "cancelled")
             else:
                 status = http_error_of(error).status
-                refused = status < 500 or (status == 503 and not tokens.num_output)
-                self.metrics.end(tokens, "refused" if refused else "failed")
+                refused = status < 500 or (status == 503 and not generation.num_output_tokens)
+                self.metrics.end(generation, "refused" if refused else "failed")
             raise
-        self.metrics.end(tokens, "finished")
+        self.metrics.end(generation, "finished")
 
 
 def new_id(prefix: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final, Literal
 
-from pillion.actors.gateway.request_tokens import RequestTokens
+from pillion.actors.gateway.generation import Generation
 from pillion.messages.control import Tally
 from pillion.runtime.histogram import Histogram
 
@@ -32,18 +32,17 @@ class Metrics:
         self.on_change: Callable[[], None] = lambda: None
         self._num_open = 0
 
-    def begin(self) -> RequestTokens:
+    def begin(self) -> None:
         """A generation was received."""
         self.counters["requests_received"] += 1
         self._count_open(1)
-        return RequestTokens()
 
-    def end(self, tokens: RequestTokens, outcome: Outcome) -> None:
+    def end(self, generation: Generation, outcome: Outcome) -> None:
         """It has ended."""
         self.counters[f"requests_{outcome}"] += 1
-        self.counters["prompt_tokens"] += tokens.num_prompt
-        self.counters["cached_prompt_tokens"] += tokens.num_cached
-        self.counters["output_tokens"] += tokens.num_output
+        self.counters["prompt_tokens"] += generation.num_prompt_tokens
+        self.counters["cached_prompt_tokens"] += generation.num_cached_tokens
+        self.counters["output_tokens"] += generation.num_output_tokens
         self._count_open(-1)
 
     def count_response(self, method: str, route: str, status: int, seconds: float) -> None:

@@ -40,7 +40,7 @@ _RENAMED: Final = {
 
 async def responses(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
     """Answers a conversation, whole or as a stream; nothing is stored."""
-    async with gateway.counted() as timing:
+    async with gateway.counted(exchange) as generation:
         body = read_body(data, ResponsesRequest)
         request = body.request
         gateway.check_model(request.model)
@@ -48,7 +48,7 @@ async def responses(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
         generate = _generation(gateway, request)
         begun = _begun(gateway.model_name, request)
         try:
-            async with Answers(gateway.link, [generate], timing) as answers:
+            async with Answers(gateway.link, [generate], generation) as answers:
                 if request.stream:
                     await stream_answers(exchange, answers, ResponseStream(begun), body.headers)
                 else:
