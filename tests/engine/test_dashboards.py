@@ -100,7 +100,7 @@ async def test_every_metric_that_is_asked_for_is_exported(start_ring: StartRing)
     assert (await client.ask("POST", "/v1/completions", body)).status == 200
     await until(
         "it is reported",
-        lambda: daemon.actors()["detokenizer"].counters["requests_finished"] == 1,
+        lambda: daemon.actors()["detokenizer"].counters.get("requests_finished") == 1,
     )
     page: Page = read_page((await client.ask("GET", "/metrics")).body.decode())
     client.hang_up()

@@ -58,6 +58,10 @@ async def read_to_end(client: HttpClient) -> None:
             pass
 
 
+def has_died(daemon: RingDaemon, actor: str) -> bool:
+    return daemon.actors()[actor].restarts != {}
+
+
 def check_sums(page: Page) -> None:
     """Whoever was received has ended in one of the ways, and nobody is left."""
     for name in ("pillion_requests", "pillion_client_requests"):
@@ -143,6 +147,7 @@ async def test_whatever_happens_to_requests_the_numbers_add_up(start_ring: Start
             pid = daemon.actors()[victim].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
+            await until("it is replaced", lambda name=victim: has_died(daemon, name))
         await asyncio.gather(*load)
         await until(
             "all live", lambda: {actor.state for actor in daemon.status().actors} == {"running"}
@@ -154,3 +159,4 @@ async def test_whatever_happens_to_requests_the_numbers_add_up(start_ring: Start
         check_sums(page)
         check_growth(before, page)
         before = page
+    assert before.value("pillion_client_requests_received_total") > 50
