@@ -81,9 +81,12 @@ def _decode_group(
     """Rows of similar lengths, all at once: [num_rows, num_q_heads, head_dim]."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = layer_kv.shape[2]
-    keys, values = (
-        _gathered(layer_kv, gather).view(2, num_rows, num_kv_heads, -1, head_dim).unbind(0)
-    )
+    # From here to the end of the pool, whatever layer: the gather's tokens count from this layer's start.
+    pool_size = layer_kv.untyped_storage().nbytes() // layer_kv.element_size()
+    num_tokens = (pool_size - layer_kv.storage_offset()) // head_dim
+    pool = layer_kv.as_strided((num_tokens, head_dim), (head_dim, 1))
+    gathered = pool.index_select(0, gather.tokens).to(q.dtype)
+    keys, values = gathered.view(2, num_rows, num_kv_heads, -1, head_dim).unbind(0)
     bias = gather.bias
     if sliding_window is not None:
         bias = decode_window_bias(gather, sliding_window)
@@ -97,18 +100,6 @@ def _decode_group(
         scores.view(*q.shape[:3], -1).add_(bias)
         out = torch.bmm(scores.softmax(-1), values.flatten(0, 1))
     return out.reshape(num_rows, num_q_heads, head_dim)
-
-
-def _gathered(layer_kv: torch.Tensor, gather: DecodeGather) -> torch.Tensor:
-    """Blocks of keys and values, those beyond silenced: [len(gather.blocks), block_size * head_dim]."""
-    block_size, head_dim = layer_kv.shape[3:]
-    # From here to the end of the pool, whatever layer: the blocks count from this layer's start.
-    size = block_size * head_dim
-    pool_size = layer_kv.untyped_storage().nbytes() // layer_kv.element_size()
-    num_blocks = (pool_size - layer_kv.storage_offset()) // size
-    gathered = layer_kv.as_strided((num_blocks, size), (size, 1)).index_select(0, gather.blocks)
-    gathered.view(-1, head_dim).index_fill_(0, gather.beyond, 0)
-    return gathered.to(product_dtype(layer_kv.dtype))
 
 
 def _contiguous_kv(

@@ -18,12 +18,10 @@ class DecodeGather:
 
     # [num_rows] int64; which of the step's decode rows these are. None: all of them
     rows: torch.Tensor | None
-    # [2 * num_rows * num_kv_heads * num_blocks] int64; blocks of one head in the pool: all keys, row by row
-    # and head by head, then all values. Beyond a row's blocks its first one stands in.
-    blocks: torch.Tensor
-    # [n] int64; those gathered tokens that are beyond their row's KV length
-    beyond: torch.Tensor
-    # [num_rows, 1, 1, num_blocks * block_size] in the products' type; 0, or very low beyond the row's KV length
+    # [2 * num_rows * num_kv_heads * length] int64; tokens of one head in the pool: all keys, row
+    # by row and head by head, then all values. Beyond a row's KV length its first token stands in.
+    tokens: torch.Tensor
+    # [num_rows, 1, 1, length] in the products' type; 0, or very low beyond the row's KV length
     bias: torch.Tensor
     # [num_rows, 1] int32
     seq_lens: torch.Tensor
@@ -179,30 +177,26 @@ def _gather_decode(
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
     rows: torch.Tensor | None,
-    max_seq_len: int,
+    length: int,
 ) -> DecodeGather:
     if rows is not None:
         block_table, seq_lens = block_table[rows], seq_lens[rows]
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
-    head_blocks = layer_kv.stride(0) // (block_size * head_dim)  # of all layers and heads
-    lengths = seq_lens[:, None]
-    columns = torch.arange(-(-max_seq_len // block_size), device=layer_kv.device)
-    columns = columns.masked_fill(columns * block_size >= lengths, 0)
-    block_ids = block_table.to(torch.int64).gather(1, columns)
-    heads = torch.arange(2 * num_kv_heads, device=layer_kv.device).view(2, 1, num_kv_heads, 1)
-    offsets = torch.arange(block_size, device=layer_kv.device)
-    sources = (columns[:, :, None] * block_size + offsets).flatten(1)
-    # Whether a token lies beyond its row, where a former tenant may have left numbers that are not finite, and
-    # a weight of zero would not silence them. A masked row spoils only itself.
-    is_beyond = (sources >= lengths) & (lengths > 0)
-    is_beyond = is_beyond[None, :, None].expand(2, -1, num_kv_heads, -1)
-    positions = torch.arange(sources.shape[1], device=layer_kv.device)
-    bias = torch.zeros(sources.shape, dtype=product_dtype(layer_kv.dtype), device=layer_kv.device)
-    bias.masked_fill_(positions >= lengths, very_low(bias.dtype))
+    tokens_per_block = layer_kv.stride(0) // head_dim
+    positions = torch.arange(length, device=layer_kv.device)
+    beyond = positions >= seq_lens[:, None]
+    # What lies beyond is never read: a former tenant may have left numbers there that are not finite,
+    # and a weight of zero would not silence them.
+    positions = positions.masked_fill(beyond, 0)
+    block_ids = block_table.to(torch.int64).gather(1, positions // block_size)
+    tokens = block_ids * tokens_per_block + positions % block_size
+    dtype = product_dtype(layer_kv.dtype)
+    bias = torch.zeros(beyond.shape, dtype=dtype, device=layer_kv.device)
+    bias.masked_fill_(beyond, very_low(dtype))
+    heads = torch.arange(2 * num_kv_heads, device=layer_kv.device) * block_size
     return DecodeGather(
         rows=rows,
-        blocks=((block_ids * head_blocks)[:, None] + heads).flatten(),
-        beyond=is_beyond.flatten().nonzero()[:, 0],
+        tokens=(tokens[:, None] + heads.view(2, 1, num_kv_heads, 1)).flatten(),
         bias=bias[:, None, None],
-        seq_lens=lengths,
+        seq_lens=seq_lens[:, None],
     )
