@@ -229,7 +229,7 @@ class Rig:
         to_edge = [message for receiver, message in sent if receiver == "detokenizer"]
         assert to_edge == [output for output in outputs if output.times is not None]
         assert all(isinstance(output, StepOutput) for output in outputs)
-        self.worker.outgoing = []
+        self.worker.outgoing.clear()
         self.outputs += outputs  # type: ignore[arg-type]
         return outputs  # type: ignore[return-value]
 

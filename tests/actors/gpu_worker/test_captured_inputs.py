@@ -53,10 +53,10 @@ def test_inputs_equal_those_of_a_step_without_a_graph(make_rig: Any) -> None:
     plan = rig.plan([(1,), (0,), (2, 0, 9), (3, 0, 4)], new=[
         rig.new(2, list(range(20, 32))), rig.new(3, [40, 41, 42, 43]),
     ])  # fmt: skip
-    preparer = worker._input_preparer
+    preparer = worker._steps._input_preparer
     preparer.apply(plan)
     rows = preparer.rows(plan, 0)
-    states, blocks = worker._states, preparer._blocks
+    states, blocks = worker._steps._states, preparer._blocks
     slots = np.concatenate([rows.decode_slots, rows.prefill_slots])
     table = fill_mixed_table(
         SHAPE, slots, np.array([-1, -1, 0, 0]), np.array([1, 1, 9, 4]), states.max_num_seqs

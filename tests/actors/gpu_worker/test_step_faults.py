@@ -159,7 +159,7 @@ def test_an_error_that_no_sequence_can_have_caused_ends_the_worker(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig()
-    monkeypatch.setattr(rig.worker._input_preparer, "apply", lambda plan: 1 // 0)
+    monkeypatch.setattr(rig.worker._steps._input_preparer, "apply", lambda plan: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         rig.step([])
 
