@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pillion.actors.gpu_worker import worker as worker_module
+from pillion.actors.gpu_worker import step_pipeline
 from pillion.messages.control import PeerRestarted
 
 PROMPT = [1, 2, 3]
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(worker_module, "clock_ns", clock)
+    monkeypatch.setattr(step_pipeline, "clock_ns", clock)
     return clock
 
 
