@@ -7,13 +7,14 @@ from functools import partial
 from typing import Final
 
 import torch
-from msgspec import structs
 
+from pillion.actors.gpu_worker.blueprint import Blueprint
 from pillion.actors.gpu_worker.compile_ahead import Compilation
-from pillion.actors.gpu_worker.cuda_graphs import (
-    GraphCapturer,
-    expected_graph_bytes,
-    mixed_shapes,
+from pillion.actors.gpu_worker.cuda_memory import (
+    capture,
+    held_bytes,
+    measured_limits,
+    total_bytes,
 )
 from pillion.actors.gpu_worker.device import (
     Device,
@@ -25,29 +26,18 @@ from pillion.actors.gpu_worker.faults import FaultyExecutor
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.limits import (
     DeviceLedger,
-    KvShape,
     WorkerLimits,
     cpu_kv_bytes,
-    cuda_kv_bytes,
-    probe_limits,
     refuse_what_cannot_fit,
     worker_limits,
 )
-from pillion.actors.gpu_worker.models.loader import (
-    LoadedModel,
-    choose_branch_dtype,
-    choose_dtype,
-    load_model,
-    num_weights,
-    open_checkpoint,
-)
+from pillion.actors.gpu_worker.models.loader import LoadedModel, load_model
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.warm_up import self_test, warm_up
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.control import EngineGeometry, KvGroupGeometry
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.fault_flags import fault_flags_of
-from pillion.runtime.model_source import ModelSource, resolve_model
 from pillion.runtime.progress import Progress
 
 # Tokens of a warm-up prefill: enough to load every operator, few enough to take no time.
@@ -91,150 +81,76 @@ def start_stages(
     Raises ConfigError or ModelError for what cannot work, before the weights are read where that can be
     known.
     """
-    device = Device(choose_device(config.device))
-    if not device.is_cuda:
-        torch.set_num_threads(config.cpu_threads or available_cpu_threads())
-        _keep_freed_memory()
-    source = resolve_model(config.model_path or config.model)
-    checkpoint = open_checkpoint(config, source)
-    model_config = checkpoint.config
-    dtype = choose_dtype(config.dtype, device.device, model_config)
-    kv_dtype = choose_branch_dtype(config.dtype, device.device, dtype)
-    shape = KvShape(
-        num_layers=model_config.num_layers,
-        num_kv_heads=model_config.num_kv_heads,
-        head_dim=model_config.head_dim,
-        block_size=config.block_size,
-        bytes_per_number=kv_dtype.itemsize,
-    )
-    if not device.is_cuda:
-        kv_bytes = cpu_kv_bytes(config, shape, free_memory_bytes())
-        limits = worker_limits(config, shape, model_config.max_positions, kv_bytes, is_cuda=False)
-    else:
-        # What the compiling processes hold is given back.
-        held_bytes = 0 if compilation is not None else _held_bytes(device)
-        weights_bytes = num_weights(model_config) * dtype.itemsize
-        before = DeviceLedger(_total_bytes(device), held_bytes + weights_bytes)
-        refuse_what_cannot_fit(config, shape, before)
+    device = _open_device(config)
+    blueprint = Blueprint.read(config, device)
+    early = _limits_before_loading(blueprint, compiles_ahead=compilation is not None)
     end_phase("model files")
 
-    loaded = load_model(config, source, device.device, dtype, checkpoint)
+    loaded = load_model(
+        config, blueprint.source, device.device, blueprint.dtype, blueprint.checkpoint
+    )
     end_phase("weights")
     if compilation is not None:
         compilation.wait()
         end_phase("kernels")
-    ledger = None
-    if device.is_cuda:
-        limits, ledger = _measured_cuda_limits(config, shape, device, loaded)
+    limits, ledger = (early, None) if early is not None else measured_limits(blueprint, loaded)
     on_layer = progress.stamp_layer if progress is not None else None
-    kv_cache = _kv_cache(shape, limits.num_blocks, kv_dtype, device, on_layer)
+    kv_cache = blueprint.kv_cache(limits.num_blocks, on_layer)
     stages = Stages.build(
         device,
         loaded.model,
-        model_config.vocab_size,
+        blueprint.model_config.vocab_size,
         kv_cache,
         limits,
-        graphs_for_weights=num_weights(model_config) if device.is_cuda else None,
+        graphs_for_weights=blueprint.num_weights if device.is_cuda else None,
     )
     end_phase("kv cache")
 
-    warm_up(stages, limits, shape.block_size, _WARM_UP_TOKENS)
+    warm_up(stages, limits, blueprint.shape.block_size, _WARM_UP_TOKENS)
     end_phase("warm-up")
     if stages.capturer is not None and ledger is not None:
-        ledger = replace(ledger, graphs_bytes=_capture(device, stages.capturer))
+        ledger = replace(ledger, graphs_bytes=capture(device, stages.capturer))
         end_phase("graphs")
     flags = fault_flags_of(config, "gpu_worker")
     if flags:
         stages = replace(stages, executor=FaultyExecutor(loaded.model, kv_cache, flags, epoch))
-    geometry = _geometry(config, epoch, source, device, loaded, limits, shape, kv_cache)
-    return stages, geometry if ledger is None else _with_ledger(geometry, ledger)
+    return stages, _geometry(blueprint, epoch, loaded, limits, kv_cache, ledger)
 
 
-def _with_ledger(geometry: EngineGeometry, ledger: DeviceLedger) -> EngineGeometry:
-    return structs.replace(
-        geometry,
-        workspace_bytes=ledger.workspace_bytes,
-        graphs_bytes=ledger.graphs_bytes,
-        device_bytes=ledger.total_bytes,
-    )
+def _open_device(config: EngineConfig) -> Device:
+    device = Device(choose_device(config.device))
+    if not device.is_cuda:
+        torch.set_num_threads(config.cpu_threads or available_cpu_threads())
+        _keep_freed_memory()
+    return device
 
 
-def _total_bytes(device: Device) -> int:
-    return torch.cuda.mem_get_info(device.device)[1]
+def _limits_before_loading(blueprint: Blueprint, *, compiles_ahead: bool) -> WorkerLimits | None:
+    """The limits of a CPU worker; None for a CUDA device, whose limits are measured when it has the weights.
 
-
-def _held_bytes(device: Device) -> int:
-    """Of the device's memory; what others hold counts."""
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device.device)
-    return total_bytes - free_bytes
-
-
-def _capture(device: Device, capturer: GraphCapturer) -> int:
-    """Captures all steps; returns how much of the device's memory that took."""
-    torch.cuda.empty_cache()
-    before = _held_bytes(device)
-    capturer.capture_all()
-    torch.cuda.empty_cache()
-    return max(0, _held_bytes(device) - before)
-
-
-def _measured_cuda_limits(
-    config: EngineConfig, shape: KvShape, device: Device, loaded: LoadedModel
-) -> tuple[WorkerLimits, DeviceLedger]:
-    """Limits with the pool that a largest step leaves room for; runs such a step with a pool of its own."""
-    cuda, max_positions = torch.cuda, loaded.config.max_positions
-    probe = probe_limits(config, shape, max_positions)
-    total_bytes, used_bytes = _total_bytes(device), _held_bytes(device)
-    before = cuda.memory_allocated(device.device)
-    cuda.reset_peak_memory_stats(device.device)
-    kv_cache = _kv_cache(shape, probe.num_blocks, loaded.dtype, device)
-    stages = Stages.build(device, loaded.model, loaded.config.vocab_size, kv_cache, probe)
-    warm_up(stages, probe, shape.block_size, probe.max_num_batched_tokens)
-    cuda.synchronize(device.device)
-    peak = cuda.max_memory_allocated(device.device)
-    workspace_bytes = peak - before - kv_cache.num_bytes
-    del stages, kv_cache
-    cuda.empty_cache()
-    shapes = mixed_shapes(
-        probe.max_num_seqs, probe.max_num_batched_tokens, num_weights(loaded.config)
-    )
-    graphs_bytes = expected_graph_bytes(
-        probe.max_num_seqs, shapes, loaded.config.num_layers, loaded.config.vocab_size
-    )
-    ledger = DeviceLedger(total_bytes, used_bytes, workspace_bytes, graphs_bytes)
-    kv_bytes = cuda_kv_bytes(config, shape, ledger)
-    return worker_limits(config, shape, max_positions, kv_bytes, is_cuda=True), ledger
-
-
-def _kv_cache(
-    shape: KvShape,
-    num_blocks: int,
-    dtype: torch.dtype,
-    device: Device,
-    on_layer: Callable[[], None] | None = None,
-) -> KvCache:
-    return KvCache(
-        num_blocks=num_blocks,
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        block_size=shape.block_size,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-        device=device.device,
-        on_layer=on_layer,
-    )
+    Raises ConfigError for what cannot fit.
+    """
+    config, shape, device = blueprint.config, blueprint.shape, blueprint.device
+    if not device.is_cuda:
+        kv_bytes = cpu_kv_bytes(config, shape, free_memory_bytes())
+        max_positions = blueprint.model_config.max_positions
+        return worker_limits(config, shape, max_positions, kv_bytes, is_cuda=False)
+    # What the compiling processes hold is given back.
+    held = 0 if compiles_ahead else held_bytes(device)
+    weights_bytes = blueprint.num_weights * blueprint.dtype.itemsize
+    refuse_what_cannot_fit(config, shape, DeviceLedger(total_bytes(device), held + weights_bytes))
+    return None
 
 
 def _geometry(
-    config: EngineConfig,
+    blueprint: Blueprint,
     epoch: int,
-    source: ModelSource,
-    device: Device,
     loaded: LoadedModel,
     limits: WorkerLimits,
-    shape: KvShape,
     kv_cache: KvCache,
+    ledger: DeviceLedger | None,
 ) -> EngineGeometry:
+    shape = blueprint.shape
     group = KvGroupGeometry(
         kind="full_attention",
         num_layers=shape.num_layers,
@@ -244,9 +160,9 @@ def _geometry(
     )
     return EngineGeometry(
         epoch=epoch,
-        model_name=config.served_model_name or source.name,
+        model_name=blueprint.config.served_model_name or blueprint.source.name,
         architecture=loaded.config.architecture,
-        device=str(device.device),
+        device=str(blueprint.device.device),
         dtype=str(loaded.dtype).removeprefix("torch."),
         vocab_size=loaded.config.vocab_size,
         max_model_len=limits.max_model_len,
@@ -255,8 +171,11 @@ def _geometry(
         kv_groups=[group],
         weights_bytes=loaded.weights_bytes,
         kv_bytes=kv_cache.num_bytes,
-        num_parameters=num_weights(loaded.config),
+        num_parameters=blueprint.num_weights,
         step_read_bytes=loaded.row_bytes,
+        workspace_bytes=ledger.workspace_bytes if ledger else 0,
+        graphs_bytes=ledger.graphs_bytes if ledger else 0,
+        device_bytes=ledger.total_bytes if ledger else 0,
     )
 
 

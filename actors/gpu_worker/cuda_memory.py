@@ -1,0 +1,69 @@
+"""What the memory of a CUDA device is for, by measurement."""
+
+import torch
+
+from pillion.actors.gpu_worker.blueprint import Blueprint
+from pillion.actors.gpu_worker.cuda_graphs import (
+    GraphCapturer,
+    expected_graph_bytes,
+    mixed_shapes,
+)
+from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.limits import (
+    DeviceLedger,
+    WorkerLimits,
+    cuda_kv_bytes,
+    probe_limits,
+    worker_limits,
+)
+from pillion.actors.gpu_worker.models.loader import LoadedModel
+from pillion.actors.gpu_worker.stages import Stages
+from pillion.actors.gpu_worker.warm_up import warm_up
+
+
+def total_bytes(device: Device) -> int:
+    """Of the device's memory."""
+    return torch.cuda.mem_get_info(device.device)[1]
+
+
+def held_bytes(device: Device) -> int:
+    """Of the device's memory; what others hold counts."""
+    free_bytes, all_bytes = torch.cuda.mem_get_info(device.device)
+    return all_bytes - free_bytes
+
+
+def capture(device: Device, capturer: GraphCapturer) -> int:
+    """Captures all steps; returns how much of the device's memory that took."""
+    torch.cuda.empty_cache()
+    before = held_bytes(device)
+    capturer.capture_all()
+    torch.cuda.empty_cache()
+    return max(0, held_bytes(device) - before)
+
+
+def measured_limits(blueprint: Blueprint, loaded: LoadedModel) -> tuple[WorkerLimits, DeviceLedger]:
+    """Limits with the pool that a largest step leaves room for; runs such a step with a pool of its own.
+
+    Raises ConfigError with the sum for settings that cannot be kept.
+    """
+    config, shape, device = blueprint.config, blueprint.shape, blueprint.device
+    cuda, max_positions = torch.cuda, loaded.config.max_positions
+    probe = probe_limits(config, shape, max_positions)
+    all_bytes, used_bytes = total_bytes(device), held_bytes(device)
+    before = cuda.memory_allocated(device.device)
+    cuda.reset_peak_memory_stats(device.device)
+    kv_cache = blueprint.kv_cache(probe.num_blocks)
+    stages = Stages.build(device, loaded.model, loaded.config.vocab_size, kv_cache, probe)
+    warm_up(stages, probe, shape.block_size, probe.max_num_batched_tokens)
+    cuda.synchronize(device.device)
+    peak = cuda.max_memory_allocated(device.device)
+    workspace_bytes = peak - before - kv_cache.num_bytes
+    del stages, kv_cache
+    cuda.empty_cache()
+    shapes = mixed_shapes(probe.max_num_seqs, probe.max_num_batched_tokens, blueprint.num_weights)
+    graphs_bytes = expected_graph_bytes(
+        probe.max_num_seqs, shapes, loaded.config.num_layers, loaded.config.vocab_size
+    )
+    ledger = DeviceLedger(all_bytes, used_bytes, workspace_bytes, graphs_bytes)
+    kv_bytes = cuda_kv_bytes(config, shape, ledger)
+    return worker_limits(config, shape, max_positions, kv_bytes, is_cuda=True), ledger
