@@ -159,4 +159,4 @@ async def test_whatever_happens_to_requests_the_numbers_add_up(start_ring: Start
         check_sums(page)
         check_growth(before, page)
         before = page
-    assert before.value("pillion_client_requests_received_total") > 50
+    assert before.value("pillion_client_requests_received_total") > 10
