@@ -22,6 +22,8 @@ SHUTDOWN_GRACE_S: Final = 2.0
 STOP_NOW_GRACE_S: Final = 0.5
 FAILURE_GRACE_S: Final = 1.0
 KILL_DEADLINE_S: Final = 2.0
+# What the end takes at the most behind the drain.
+END_S: Final = DRAIN_SLACK_S + SHUTDOWN_GRACE_S + KILL_DEADLINE_S
 
 
 class DaemonEnd:
@@ -48,7 +50,8 @@ class DaemonEnd:
         """Lets what runs finish. Returns what ended the drain: this stop, a more urgent one, or a failure."""
         self._board.state = "draining"
         logger.info("%s: draining for at most %g s", stop.reason, stop.drain_s)
-        self._service.stopping(f"{stop.reason}: draining for at most {stop.drain_s:g} s")
+        status = f"{stop.reason}: draining for at most {stop.drain_s:g} s"
+        self._service.stopping(status, stop.drain_s + END_S)
         deadline_ns = now_ns() + int(stop.drain_s * NS_PER_S)
         self._recovery.drain(deadline_ns)
         interruption = await self._endings.unless_one_comes(
@@ -61,7 +64,7 @@ class DaemonEnd:
         in_order = self._board.state == "draining" and stop.drain_s > 0
         self._board.state = "stopping"
         logger.info("stopping: %s", stop.reason)
-        self._service.stopping(f"stopping: {stop.reason}")
+        self._service.stopping(f"stopping: {stop.reason}", END_S)
         self._report.failed(f"stopped before it was ready: {stop.reason}")
         if in_order:
             await self._endings.unless_one_comes(self._shut_down_in_order(), SHUTDOWN_GRACE_S)
@@ -79,7 +82,7 @@ class DaemonEnd:
         """Ends everybody and says why. Returns the exit status."""
         self._board.state = "failed"
         self._board.failure = failure.message
-        self._service.stopping(f"failed: {failure.message}")
+        self._service.stopping(f"failed: {failure.message}", END_S)
         culprit = failure.cause if isinstance(failure.cause, Child) else None
         failed = control.EngineFailed(message=f"the engine failed: {failure.message}")
         await self._end_requests(failed, culprit, FAILURE_GRACE_S)

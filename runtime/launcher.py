@@ -13,11 +13,12 @@ from pillion.runtime.child import Child
 from pillion.runtime.clock import NS_PER_MS, now_ns
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.control_socket import ControlServer
-from pillion.runtime.daemon_end import DaemonEnd
+from pillion.runtime.daemon_end import END_S, DaemonEnd
 from pillion.runtime.endings import Endings, Failure, Stop
 from pillion.runtime.errors import PillionError
 from pillion.runtime.http_sockets import HttpSockets
 from pillion.runtime.launch_report import LaunchReport
+from pillion.runtime.orphans import waiting_for_orphans
 from pillion.runtime.paths import RunDir
 from pillion.runtime.recovery import Recovery
 from pillion.runtime.service_manager import ServiceManager
@@ -71,15 +72,9 @@ class Launcher:
         With `lifetime_fd`, a pipe's reading end, the daemon stops at once when the other end is closed.
         """
         try:
-            await self._open(lifetime_fd)
-            ending = await self._endings.next()
-            served = self._board.state in ("ready", "recovering")
-            if isinstance(ending, Stop) and served and ending.drain_s > 0:
-                ending = await self._end.drain(ending)
-            self._http.close()
-            if isinstance(ending, Failure):
-                return await self._end.fail(ending)
-            return await self._end.stop(ending)
+            with waiting_for_orphans(self._supervisor.pids):
+                await self._open(lifetime_fd)
+                return await self._run_to_end()
         finally:
             self._control.close()
             self._supervisor.close()
@@ -87,6 +82,16 @@ class Launcher:
             if self._inbox is not None:
                 asyncio.get_running_loop().remove_reader(self._inbox.fileno())
                 self._inbox.close()
+
+    async def _run_to_end(self) -> int:
+        ending = await self._endings.next()
+        served = self._board.state in ("ready", "recovering")
+        if isinstance(ending, Stop) and served and ending.drain_s > 0:
+            ending = await self._end.drain(ending)
+        self._http.close()
+        if isinstance(ending, Failure):
+            return await self._end.fail(ending)
+        return await self._end.stop(ending)
 
     async def _open(self, lifetime_fd: int | None) -> None:
         """Binds the sockets first, so that the status answers while the actors still load."""
@@ -101,7 +106,9 @@ class Launcher:
         loop.add_reader(self._inbox.fileno(), self._read_inbox)
         loop.call_later(self._config.start_timeout_s, self._on_start_timeout)
         self._recovery.watch()
-        self._service.status(f"starting {self._config.model}")
+        self._service.starting(
+            f"starting {self._config.model}", self._config.start_timeout_s + END_S
+        )
         self._show_life()
         logger.info("starting %s in %s", self._config.model, self._run_dir.root)
         try:

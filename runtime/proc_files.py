@@ -9,6 +9,7 @@ from typing import Final
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 # Positions after the command name in /proc/<pid>/stat, which is field 2 of proc(5).
+_STATE, _PARENT = 3 - 3, 4 - 3
 _UTIME, _STIME, _START = 14 - 3, 15 - 3, 22 - 3
 
 
@@ -50,7 +51,18 @@ def age_s(pid: int) -> float:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal such as SIGSTOP has stopped the process. A debugger's hold on it does not count."""
-    return _stat_fields(pid)[:1] == ["T"]
+    return _state(pid) == "T"
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether the process has ended and waits for its parent to notice."""
+    return _state(pid) == "Z"
+
+
+def children_of(parent: int) -> list[int]:
+    """The processes whose parent this is, zombies among them."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in sorted(pids) if _stat_fields(pid)[_PARENT : _PARENT + 1] == [str(parent)]]
 
 
 def pids_with_argument(argument: str) -> list[int]:
@@ -66,6 +78,10 @@ def pids_with_argument(argument: str) -> list[int]:
             if wanted in words:
                 pids.append(int(entry.name))
     return sorted(pids)
+
+
+def _state(pid: int) -> str:
+    return (_stat_fields(pid) or [""])[_STATE]
 
 
 def _stat_fields(pid: int) -> list[str]:

@@ -42,9 +42,13 @@ class ServiceManager:
         """How the daemon does, for a person to read."""
         self._send(f"STATUS={_one_line(status)}")
 
-    def stopping(self, status: str) -> None:
-        """The end has begun."""
-        self._send("STOPPING=1", f"STATUS={_one_line(status)}")
+    def starting(self, status: str, within_s: float) -> None:
+        """It will be ready, or say that it has failed, within this time."""
+        self._send(f"STATUS={_one_line(status)}", _extension(within_s))
+
+    def stopping(self, status: str, within_s: float) -> None:
+        """The end has begun and takes no longer than this."""
+        self._send("STOPPING=1", f"STATUS={_one_line(status)}", _extension(within_s))
 
     def alive(self) -> None:
         """A sign of life, due every `watchdog_interval_s`."""
@@ -73,6 +77,11 @@ def _watchdog_interval_s(environment: Mapping[str, str], pid: int) -> float | No
             f"WATCHDOG_USEC must be a number of microseconds above 0, got {limit!r:.80}"
         )
     return int(limit) / _US_PER_S / BEATS_PER_LIMIT
+
+
+def _extension(seconds: float) -> str:
+    """Has the manager wait so long from now, should its own limit come sooner."""
+    return f"EXTEND_TIMEOUT_USEC={int(seconds * _US_PER_S)}"
 
 
 def _one_line(text: str) -> str:

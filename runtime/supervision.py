@@ -103,6 +103,10 @@ class Supervisor:
         self._run_dir.inbox(name, epoch).unlink(missing_ok=True)
         return self._start_child(spec, epoch + 1)
 
+    def pids(self) -> set[int]:
+        """The latest life of each actor, ended or not."""
+        return {child.pid for child in self.children.values()}
+
     def is_alive(self, name: str, epoch: int) -> bool:
         """Whether this life of the actor has not ended."""
         child = self.children.get(name)

@@ -17,14 +17,13 @@ import yaml
 from pillion.runtime.cli import COMMANDS
 from pillion.runtime.commands import serve
 from pillion.runtime.config import EngineConfig, make_config
-from pillion.runtime.daemon_end import DRAIN_SLACK_S, KILL_DEADLINE_S, SHUTDOWN_GRACE_S
+from pillion.runtime.daemon_end import END_S
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 CONTAINER_FILE = DEPLOY / "container" / "Containerfile"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+GIB = 1 << 30
 DOCKER_GRACE_S = 10  # between SIGTERM and SIGKILL of `docker stop`
-# What the end takes behind the drain.
-END_S = DRAIN_SLACK_S + SHUTDOWN_GRACE_S + KILL_DEADLINE_S
 
 
 def checked(command: list[str]) -> argparse.Namespace:
@@ -52,9 +51,11 @@ def unit(name: str) -> configparser.ConfigParser:
 
 
 def instructions() -> dict[str, str]:
-    """The container file's instructions by name, the last one of each."""
+    """The container file's instructions by name, the last one of each; of ARG the first."""
     lines = CONTAINER_FILE.read_text().replace("\\\n", "").splitlines()
-    return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+    found = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+    first_arg = next(rest for name, rest in found if name == "ARG")
+    return dict(found) | {"ARG": first_arg}
 
 
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -101,7 +102,9 @@ def test_the_socket_is_not_in_the_directory_that_ends_with_the_service() -> None
 
 def test_the_container_file_is_pinned_does_not_run_as_root_and_runs_real_commands() -> None:
     found = instructions()
-    assert re.fullmatch(r"[a-z]+:\d+\.\d+\.\d+-[a-z-]+", found["FROM"])
+    assert found["FROM"] == "$BASE"
+    base = found["ARG"].removeprefix("BASE=")
+    assert re.fullmatch(r"docker\.io/library/python:\d+\.\d+\.\d+-[a-z-]+", base)
     assert int(found["USER"]) > 0
     assert "-c constraints.txt" in found["RUN"]
     command = [*json.loads(found["ENTRYPOINT"]), *json.loads(found["CMD"])]
@@ -137,6 +140,13 @@ def test_a_pod_drains_within_its_grace_period_and_probes_what_exists(
     start = container["startupProbe"]
     assert start["periodSeconds"] * start["failureThreshold"] > config.start_timeout_s
     assert pod["securityContext"]["runAsUser"] == int(instructions()["USER"])
+    # Cores of the node that are not meant for this pod would be in one another's way.
+    resources = container["resources"]
+    assert config.cpu_threads == int(resources["requests"]["cpu"])
+    assert config.kv_cache_bytes is not None
+    assert config.kv_cache_bytes + GIB <= GIB * int(
+        resources["limits"]["memory"].removesuffix("Gi")
+    )
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted <= {volume["name"] for volume in pod["volumes"]}
 

@@ -27,6 +27,7 @@ class GatewayLoop:
     def __init__(self, context: ActorContext) -> None:
         self._context = context
         self._gateway = Gateway(context.config, context.run_dir, context.name, context.epoch)
+        self._gateway.link.not_ready = "the daemon is starting"  # until the launcher says more
         self._server = HttpServer(make_app(self._gateway))
         self._loop = asyncio.get_running_loop()
         address = context.run_dir.inbox(context.name, context.epoch)

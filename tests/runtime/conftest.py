@@ -74,6 +74,7 @@ class FakeDaemon:
         pass_fds: tuple[int, ...],
         environment: dict[str, str],
         activated: Sequence[socket.socket],
+        prefix: Sequence[str],
     ) -> None:
         self.directory = directory
         settings = {"model": "fake", "name": directory.root.name, "drain_s": 5.0, **config}
@@ -81,6 +82,7 @@ class FakeDaemon:
         numbers, names = ",".join(map(str, fds)), ":".join("http" for _ in fds)
         self.process = subprocess.Popen(
             [
+                *prefix,
                 *([sys.executable, str(ACTIVATE), numbers, names] if fds else []),
                 sys.executable,
                 str(FAKE_DAEMON),
@@ -178,6 +180,7 @@ def start_daemon(runtime_root: Path) -> Iterator[StartDaemon]:
         pass_fds: tuple[int, ...] = (),
         environment: dict[str, str] | None = None,
         activated: Sequence[socket.socket] = (),
+        prefix: Sequence[str] = (),  # a command that runs the daemon's
     ) -> FakeDaemon:
         daemon = FakeDaemon(
             RunDir(runtime_root / "d"),
@@ -187,6 +190,7 @@ def start_daemon(runtime_root: Path) -> Iterator[StartDaemon]:
             pass_fds,
             environment or {},
             activated,
+            prefix,
         )
         daemons.append(daemon)
         return daemon

@@ -5,6 +5,7 @@ python fake_actor.py NAME BEHAVIOUR <arguments of runtime/process.py>
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -121,6 +122,8 @@ def main() -> int:
                 signal.pause()
         case "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "has_child":
+            subprocess.Popen(["sleep", "600"])
     context.faults.at_load()
     core = FakeCore(name, behaviour, context.epoch, context.progress)
     return run_actor(context, core, UNIONS[name])

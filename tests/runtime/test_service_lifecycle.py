@@ -80,6 +80,8 @@ def test_the_manager_hears_of_the_start_signs_of_life_and_the_end(
     wait_until("it is told", 5, lambda: "STATUS=serving fake" in manager.heard)
     told = [line for line in manager.heard if line != "WATCHDOG=1"]
     assert told[0] == "STATUS=starting fake"
+    # The daemon's own limits are what counts: start_timeout_s and drain_s, each with what the end takes.
+    assert told[1] == "EXTEND_TIMEOUT_USEC=605000000"
     assert told.count("READY=1") == 1
     assert told.index("READY=1") < told.index("STATUS=serving fake")
     assert "STOPPING=1" not in told
@@ -92,6 +94,7 @@ def test_the_manager_hears_of_the_start_signs_of_life_and_the_end(
     wait_until("the end is told", 5, lambda: "STATUS=stopping: SIGTERM" in manager.heard)
     end = manager.heard[manager.heard.index("STOPPING=1") :]
     assert "STATUS=SIGTERM: draining for at most 5 s" in end
+    assert "EXTEND_TIMEOUT_USEC=10000000" in end
     assert "READY=1" not in end
 
 

@@ -26,16 +26,18 @@ def heard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
 def test_each_word_is_one_datagram(heard: tuple[str, socket.socket]) -> None:
     name, listening = heard
     manager = ServiceManager.of({"NOTIFY_SOCKET": name}, 7)
-    manager.status("starting\n  a model")
+    manager.starting("starting\n  a model", 2.5)
     manager.ready()
     manager.alive()
-    manager.stopping("SIGTERM")
-    words = [listening.recv(4096).decode() for _ in range(4)]
+    manager.status("serving")
+    manager.stopping("SIGTERM", 35)
+    words = [listening.recv(4096).decode() for _ in range(5)]
     assert words == [
-        "STATUS=starting a model",
+        "STATUS=starting a model\nEXTEND_TIMEOUT_USEC=2500000",
         "READY=1",
         "WATCHDOG=1",
-        "STOPPING=1\nSTATUS=SIGTERM",
+        "STATUS=serving",
+        "STOPPING=1\nSTATUS=SIGTERM\nEXTEND_TIMEOUT_USEC=35000000",
     ]
 
 
