@@ -62,7 +62,9 @@ def is_zombie(pid: int) -> bool:
 def children_of(parent: int) -> list[int]:
     """The processes whose parent this is, zombies among them."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in sorted(pids) if _stat_fields(pid)[_PARENT : _PARENT + 1] == [str(parent)]]
+    return [
+        pid for pid in sorted(pids) if _stat_fields(pid)[_PARENT : _PARENT + 1] == [str(parent)]
+    ]
 
 
 def pids_with_argument(argument: str) -> list[int]:
