@@ -1,5 +1,6 @@
 """What the text edge counts of requests: sizes, times and reasons, for the metrics."""
 
+from collections.abc import Mapping
 from typing import Final, get_args
 
 from pillion.actors.detokenizer.open_requests import OpenRequest, OpenSample
@@ -84,13 +85,6 @@ class RequestMeter:
         misses = self.tallies["cache_miss_reasons"]
         misses[request.miss_reason] = misses.get(request.miss_reason, 0) + 1
 
-    def got_tokens(self, sample: OpenSample, now_ns: int) -> None:
-        """A step has tokens for it."""
-        if sample.last_token_ns:
-            gap_ns = now_ns - sample.last_token_ns
-            self._gaps[gap_ns] = self._gaps.get(gap_ns, 0) + 1
-        sample.last_token_ns = now_ns
-
     def got_first_token(self, request: OpenRequest, now_ns: int) -> None:
         """The first one of a request that no earlier text edge had."""
         if not request.first_sent:
@@ -98,11 +92,14 @@ class RequestMeter:
             if request.planned_ns:
                 self._observe("ring_first_output_seconds", now_ns - request.planned_ns)
 
-    def step_ends(self, times: StepTimes | None, now_ns: int) -> None:
-        """All rows of a step were taken."""
-        for gap_ns, count in self._gaps.items():
-            self.histograms["inter_token_seconds"].observe(gap_ns / NS_PER_S, count)
-        self._gaps.clear()
+    def step_ends(
+        self, times: StepTimes | None, earlier_ns: Mapping[int, int], now_ns: int
+    ) -> None:
+        """All rows of a step were taken; so many samples had tokens at these times before, at 0 none."""
+        for time_ns, count in earlier_ns.items():
+            if time_ns:
+                gap_s = (now_ns - time_ns) / NS_PER_S
+                self.histograms["inter_token_seconds"].observe(gap_s, count)
         if times is not None:
             num_tokens = times.num_prefill_tokens + times.num_decode_tokens
             self.histograms["step_tokens"].observe(num_tokens)

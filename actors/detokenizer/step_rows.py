@@ -23,6 +23,7 @@ class _Step(NamedTuple):
     output: StepOutput
     places: dict[int, int]  # row -> row of its log-probabilities
     now_ns: int
+    earlier_ns: dict[int, int]  # when its samples had their tokens before -> how many had them then
 
 
 class StepRows:
@@ -44,7 +45,7 @@ class StepRows:
         if output.prompt_logprobs:
             self._take_prompt_logprobs(output)
         logprobs = output.logprobs
-        step = _Step(output, {} if logprobs is None else rows_by_index(logprobs), now_ns)
+        step = _Step(output, {} if logprobs is None else rows_by_index(logprobs), now_ns, {})
         samples = self._book.samples
         tokens = iter(unpack_ids(output.token_ids))
         rows = zip(
@@ -61,7 +62,7 @@ class StepRows:
                 new = self._unknown_tokens(sample, position, new)
                 if new or code:
                     self._take_row(step, row, sample, new, code)
-        self._book.meter.step_ends(output.times, now_ns)
+        self._book.meter.step_ends(output.times, step.earlier_ns, now_ns)
 
     def _unknown_tokens(self, sample: OpenSample, position: int, new: list[int]) -> list[int]:
         """The tokens without those that are known already: a worker that was restarted says them again."""
@@ -93,7 +94,9 @@ class StepRows:
         if request.params.logprobs is not None and new:
             self._take_logprobs(step, row, sample, len(new))
         if new:
-            self._book.meter.got_tokens(sample, step.now_ns)
+            earlier_ns = sample.last_token_ns
+            step.earlier_ns[earlier_ns] = step.earlier_ns.get(earlier_ns, 0) + 1
+            sample.last_token_ns = step.now_ns
         if not request.first_token_ns and new:
             request.first_token_ns = step.now_ns
             request.first_step_ns = _duration_ns(step.output.times)

@@ -72,11 +72,14 @@ class RingDaemon:
     def is_at_rest(self) -> bool:
         """Whether no request is open, runs or holds a block, as far as has been reported."""
         actors = self.actors()
-        return (
-            actors["detokenizer"].gauges["open_requests"] == 0
-            and actors["scheduler"].gauges["running"] == 0
-            and actors["scheduler"].gauges["waiting"] == 0
-            and actors["kv_manager"].gauges.get("referenced_blocks_0") == 0
+        return all(
+            actors[actor].gauges.get(gauge) == 0
+            for actor, gauge in (
+                ("detokenizer", "open_requests"),
+                ("scheduler", "running"),
+                ("scheduler", "waiting"),
+                ("kv_manager", "referenced_blocks_0"),
+            )
         )
 
     def terminate(self) -> None:
