@@ -51,7 +51,7 @@ class Child:
     def crash(self) -> str | None:
         """How it ended, if it served and what it was doing may be to blame."""
         if self.hang is not None:
-            is_crash = self.hang.in_step
+            is_crash = self.hang.is_own
         else:
             status = self.process.returncode
             is_crash = status is not None and -status in CRASH_SIGNALS
@@ -68,7 +68,7 @@ class Child:
     def ended_by_itself(self) -> bool:
         """Whether nobody else has ended it."""
         if self.hang is not None:
-            return self.hang.in_step
+            return self.hang.is_own
         return self.process.returncode != -signal.SIGKILL or self.failure is not None
 
     @property

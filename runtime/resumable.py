@@ -23,9 +23,9 @@ from pillion.runtime.clock import NS_PER_MS, NS_PER_S
 from pillion.runtime.connection_end import ConnectionLost
 from pillion.runtime.errors import DaemonUnavailable
 
-# A request that is lost so often in a row, each time so soon after it was sent and before anything has come
-# of it, may be what ends the text edge.
-MAX_LOSSES: Final = 5
+# A request that is lost more often in a row, each time so soon after it was sent and before anything has come
+# of it, may be what ends the text edge. Fewer than the restarts that a daemon has for that by default.
+MAX_LOSSES: Final = 3
 SOON_NS: Final = 5 * NS_PER_S
 
 

@@ -28,7 +28,7 @@ class Hang:
     """Why an actor is taken for hung."""
 
     reason: str
-    in_step: bool = False  # it was running, and in a step of the model
+    is_own: bool = False  # nobody has stopped it: what it was doing may be to blame
 
 
 @dataclass(slots=True)
@@ -80,4 +80,5 @@ class Watchdog:
         if sign.in_step:
             limit_s = self._step_limit_s
             return Hang(f"its step has made no progress for step_limit_s = {limit_s:g} s", True)
-        return Hang(f"its loop has not come round for stall_limit_s = {self._stall_limit_s:g} s")
+        limit_s = self._stall_limit_s
+        return Hang(f"its loop has not come round for stall_limit_s = {limit_s:g} s", True)

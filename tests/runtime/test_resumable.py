@@ -60,7 +60,7 @@ def test_a_request_that_may_be_the_cause_is_not_sent_for_ever() -> None:
     request = resumable()
     for _ in range(MAX_LOSSES):
         request.again(LOST, 0)
-    with pytest.raises(DaemonUnavailable, match=r"lost 6 times .*: the edge died"):
+    with pytest.raises(DaemonUnavailable, match=r"lost 4 times .*: the edge died"):
         request.again(LOST, 0)
     request = resumable()
     for number in range(100):

@@ -92,7 +92,7 @@ async def test_only_a_crash_of_its_own_may_be_the_doing_of_what_it_ran(
     assert child.ended_by_itself == by_itself
     child.hang = Hang("it is stopped")
     assert (child.crash, child.ended_by_itself) == (None, False)
-    child.hang = Hang("its step has made no progress", in_step=True)
+    child.hang = Hang("its step has made no progress", is_own=True)
     assert child.crash == f"a (pid {child.pid}) hung: its step has made no progress"
     supervisor.close()
 

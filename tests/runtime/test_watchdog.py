@@ -60,7 +60,7 @@ def test_a_loop_that_does_not_come_round_is_found_within_the_limit_and_a_second(
     found = Watch().until_found(silent, 60)
     assert found is not None
     assert STALL_LIMIT_S < found[0] <= STALL_LIMIT_S + 1
-    assert found[1] == Hang("its loop has not come round for stall_limit_s = 2 s")
+    assert found[1] == Hang("its loop has not come round for stall_limit_s = 2 s", is_own=True)
 
 
 def test_an_hour_of_steps_that_take_almost_the_limit_is_no_hang() -> None:
@@ -74,7 +74,7 @@ def test_a_step_that_stands_still_is_found_after_its_own_limit() -> None:
     found = Watch().until_found(in_step, 60)
     assert found is not None
     assert STEP_LIMIT_S < found[0] <= STEP_LIMIT_S + 1
-    assert found[1] == Hang("its step has made no progress for step_limit_s = 20 s", in_step=True)
+    assert found[1] == Hang("its step has made no progress for step_limit_s = 20 s", is_own=True)
 
 
 @pytest.mark.parametrize("signs", [silent, in_step, unborn])
