@@ -1,6 +1,6 @@
 """What clients may send to the routes that speak Anthropic's API. A field that is null is as if left out."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -51,6 +51,8 @@ class AnthropicToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 class AnthropicThinking(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the model reasons first; left out, its chat template decides."""
 
+    NO_EFFECT: ClassVar = frozenset(("budget_tokens",))
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[
         int | None, Meta(description="accepted, has no effect: max_tokens alone limits the answer")
@@ -86,6 +88,8 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
 
 class MessagesRequest(ConversationFields, frozen=True, kw_only=True):
     """Body of POST /v1/messages."""
+
+    NO_EFFECT: ClassVar = frozenset(("metadata",))
 
     max_tokens: Annotated[int, Meta(description="longest answer, cut to what fits the context")]
     stream: Annotated[

@@ -1,7 +1,7 @@
 """Bodies of requests: JSON into the struct of a route, with every complaint naming its field."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -21,7 +21,7 @@ _UNPRINTABLE: Final = re.compile(r"[^A-Za-z0-9_.\-]")
 
 @dataclass(frozen=True, slots=True)
 class Body(Generic[T]):
-    """A request, and the names of the fields that it has and this server does not know."""
+    """A request, and the names of the fields that it has and that change nothing here."""
 
     request: T
     ignored: tuple[str, ...]
@@ -56,9 +56,21 @@ def read_body(data: bytes, kind: type[T]) -> Body[T]:
         raise invalid(complaint.message, complaint.field) from error
     except RecursionError as error:
         raise invalid("the body is nested too deeply") from error
-    return Body(request, _unknown(fields, kind.__struct_encode_fields__))
+    return Body(request, tuple(dict.fromkeys(_ignored(fields, request))))
 
 
-def _unknown(fields: dict[str, Any], known: Sequence[str]) -> tuple[str, ...]:
-    # A null is how some clients leave a field out.
-    return tuple(name for name, value in fields.items() if name not in known and value is not None)
+def _ignored(fields: dict[str, Any], read: msgspec.Struct, place: str = "") -> Iterator[str]:
+    """Fields that are not known, or known to have no effect (a struct's `NO_EFFECT`), in objects inside too."""
+    names = dict(zip(read.__struct_encode_fields__, read.__struct_fields__, strict=True))
+    for name, value in fields.items():
+        if value is None:  # how some clients leave a field out
+            continue
+        if name not in names or name in getattr(read, "NO_EFFECT", ()):
+            yield place + name
+            continue
+        inside = getattr(read, names[name])
+        if isinstance(inside, msgspec.Struct):
+            yield from _ignored(value, inside, f"{place}{name}.")
+        elif isinstance(inside, list) and inside and isinstance(inside[0], msgspec.Struct):
+            for inner_fields, inner in zip(value, inside, strict=True):
+                yield from _ignored(inner_fields, inner, f"{place}{name}.")

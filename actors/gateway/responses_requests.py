@@ -1,6 +1,6 @@
 """What clients may send to POST /v1/responses. A field that is null is as if left out."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,8 @@ class ResponseFunction(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseReasoning(msgspec.Struct, frozen=True, kw_only=True):
     """How much the model shall think."""
 
+    NO_EFFECT: ClassVar = frozenset(("summary",))
+
     effort: Annotated[
         str | None,
         Meta(description="a variable of the chat template; `none` also switches thinking off"),
@@ -37,6 +39,8 @@ class ResponseReasoning(msgspec.Struct, frozen=True, kw_only=True):
 
 class ResponseText(msgspec.Struct, frozen=True, kw_only=True):
     """What the text of the answer looks like."""
+
+    NO_EFFECT: ClassVar = frozenset(("verbosity",))
 
     format: Annotated[
         dict[str, Any] | None,

@@ -151,7 +151,7 @@ async def test_a_conversation_reaches_the_daemon_as_a_chat(rig: GatewayRig) -> N
         metadata={"user_id": "me"},
         service_tier="auto",
     )
-    assert answer.headers["x-pillion-warning"] == "ignored fields: service_tier"
+    assert answer.headers["x-pillion-warning"] == "ignored fields: metadata, service_tier"
     (request,) = rig.edge.requests
     call = {"type": "function", "function": {"name": "f", "arguments": '{"ü":1}'}}
     assert request.messages == [

@@ -183,6 +183,10 @@ async def test_unknown_fields_are_named_in_a_header(rig: GatewayRig) -> None:
         answer = await rig.chat("word", user="me", **{"a\r\nb: c": 1}, stream=stream)
         assert answer.status == 200
         assert answer.headers["x-pillion-warning"] == "ignored fields: user, a??b??c"
+    inside = await rig.chat(
+        "word", stream_options={"include_usage": True, "obfuscate": 1, "x": None}
+    )
+    assert inside.headers["x-pillion-warning"] == "ignored fields: stream_options.obfuscate"
 
 
 REFUSED: list[tuple[str, Any]] = [

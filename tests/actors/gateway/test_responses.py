@@ -162,14 +162,14 @@ async def test_a_conversation_reaches_the_daemon_as_a_chat(rig: GatewayRig) -> N
         tools=[TOOL],
         tool_choice={"type": "function", "name": "f"},
         parallel_tool_calls=False,
-        reasoning={"effort": "low"},
+        reasoning={"effort": "low", "summary": "auto"},
         max_output_tokens=5,
         temperature=0.5,
         top_p=0.9,
         top_logprobs=2,
         user="me",
     )
-    assert answer.headers["x-pillion-warning"] == "ignored fields: user"
+    assert answer.headers["x-pillion-warning"] == "ignored fields: reasoning.summary, user"
     (request,) = rig.edge.requests
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert request.messages == [
