@@ -71,7 +71,6 @@ def launch(
     report = LaunchReport(options.ready_fd)
     try:
         options = _tied_to_service_manager(options)
-        config = with_tracing(config, os.environ)
         if config.serves_http or options.listening_fds:
             require_http_packages()
         directory = run_dir(config.name)
@@ -79,7 +78,6 @@ def launch(
         lock = DaemonLock.acquire(directory)
         try:
             directory.remove_sockets()
-            directory.config.write_bytes(config.to_json())
             with http_sockets(config) as http, _output_to_log(directory, options.foreground):
                 status = _run_launcher(config, directory, lock, options, report, http, specs)
             directory.remove_sockets()
@@ -119,6 +117,8 @@ def _run_launcher(
     from pillion.runtime.supervision import ACTORS, with_gateways
 
     start_logging("launcher")
+    config = with_tracing(config, os.environ)
+    directory.config.write_bytes(config.to_json())
     table = with_gateways(specs or ACTORS, config, (*http.descriptors, *options.listening_fds))
 
     async def run() -> int:

@@ -48,6 +48,7 @@ class RequestBook:
             **{f"requests_{outcome}": 0 for outcome in _OUTCOMES},
             "prompt_tokens": 0,
             "output_tokens": 0,
+            "steps": 0,
             "grammar_processes_lost": 0,
         }
         self.meter = RequestMeter()

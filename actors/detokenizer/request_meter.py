@@ -63,9 +63,6 @@ class RequestMeter:
         }
         self.histograms = {name: Histogram(bounds) for name, bounds in _BOUNDS.items()}
         self._admitted: list[OpenRequest] = []
-        self._gaps: dict[
-            int, int
-        ] = {}  # time since a sample's last token -> how often, in this step
 
     def admitted(self, request: OpenRequest) -> None:
         """It goes to the scheduler at the end of this turn."""

@@ -62,6 +62,7 @@ class StepRows:
                 new = self._unknown_tokens(sample, position, new)
                 if new or code:
                     self._take_row(step, row, sample, new, code)
+        self._book.counters["steps"] += 1
         self._book.meter.step_ends(output.times, step.earlier_ns, now_ns)
 
     def _unknown_tokens(self, sample: OpenSample, position: int, new: list[int]) -> list[int]:
