@@ -9,8 +9,9 @@ import pytest
 
 UNITS = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 ANALYZE = shutil.which("systemd-analyze")
-# Of 100. What is left is what the daemon needs: sockets, devices of CUDA, code made at run time.
-MAX_EXPOSURE = 20
+# Of 100, with room for what other versions of systemd look at; without its hardening the unit has 85. What is left
+# is what the daemon needs: sockets, devices of CUDA, code made at run time.
+MAX_EXPOSURE = 30
 
 pytestmark = pytest.mark.skipif(ANALYZE is None, reason="needs systemd-analyze")
 

@@ -9,7 +9,7 @@ import pytest
 
 from pillion.runtime.proc_files import children_of, is_zombie
 
-from .conftest import FakeDaemon, StartDaemon, processes_of, wait_until
+from .conftest import START_DEADLINE_S, FakeDaemon, StartDaemon, processes_of, wait_until
 
 NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 STOP_DEADLINE_S = 20.0
@@ -54,8 +54,8 @@ def test_orphans_of_dead_actors_are_waited_for(daemon: FakeDaemon) -> None:
     actors = [one for one in processes_of(daemon.directory) if orphan in children_of(one)]
     assert len(actors) == 1
     os.kill(actors[0], signal.SIGKILL)
-    wait_until("the orphan is gone", 10, lambda: not Path(f"/proc/{orphan}").exists())
-    wait_until("the next life has its own", 10, lambda: len(sleepers(daemon)) == 1)
+    wait_until("the orphan is gone", START_DEADLINE_S, lambda: not Path(f"/proc/{orphan}").exists())
+    wait_until("the next life has its own", START_DEADLINE_S, lambda: len(sleepers(daemon)) == 1)
     daemon.wait_actors({"detokenizer": "running"})
     assert not any(is_zombie(pid) for pid in children_of(outer_pid(daemon)))
 

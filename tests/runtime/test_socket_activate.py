@@ -8,7 +8,7 @@ import pytest
 
 from pillion.runtime.process import child_environment
 
-from .conftest import StartDaemon, wait_until
+from .conftest import START_DEADLINE_S, StartDaemon, wait_until
 
 ACTIVATE = "systemd-socket-activate"
 PROBE = b"GET /live HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"
@@ -24,11 +24,11 @@ def test_the_first_connection_starts_the_daemon_and_is_answered(
     # It hands on hardly any variable by itself.
     variables = [f"--setenv={name}" for name in child_environment()]
     daemon = start_daemon(prefix=[ACTIVATE, f"--listen={path}", "--fdname=web", *variables])
-    wait_until("it listens", DEADLINE_S, Path(path).is_socket)
+    wait_until("it has bound its socket", DEADLINE_S, Path(path).is_socket)
     assert not daemon.answers()
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(DEADLINE_S)
-        client.connect(path)
+        client.settimeout(START_DEADLINE_S)
+        wait_until("it listens", DEADLINE_S, lambda: client.connect_ex(path) == 0)
         client.sendall(PROBE)
         assert client.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n")
     status = daemon.wait_state("ready")
