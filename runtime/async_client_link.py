@@ -1,30 +1,22 @@
 """The connection of an `AsyncClient`: made on first use, and again when it was lost or the loop is another."""
 
 import asyncio
-from pathlib import Path
 
 from pillion.runtime.async_connection import AsyncConnection
 from pillion.runtime.clock import now_ns
 from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.link import Link
 from pillion.runtime.link_options import LinkOptions
 from pillion.runtime.patience import REFUSED_PAUSE_S
-from pillion.runtime.replicas import Replicas
 
 
-class AsyncClientLink:
-    """One living connection at most that takes new requests, shared by the tasks of a loop.
-
-    What a daemon that is ending lets finish stays on the connection that it has.
-    """
+class AsyncClientLink(Link[AsyncConnection]):
+    """Shared by the tasks of a loop."""
 
     def __init__(self, options: LinkOptions) -> None:
-        self._options = options
-        self._replicas = Replicas(options.paths)
+        super().__init__(options)
         self._was_connected = False
-        self._left: list[AsyncConnection] = []
-        self._connection: AsyncConnection | None = None
         self._opening: asyncio.Lock | None = None
-        self._closed = False
 
     async def connected(self, until_ns: int | None = None) -> AsyncConnection:
         """A living connection. While the daemon lives it is waited for.
@@ -44,17 +36,10 @@ class AsyncClientLink:
                 if self._closed or self._replicas.begins_round:
                     await asyncio.sleep(patience.pause_s(error, now_ns()))
 
-    @property
-    def path(self) -> Path:
-        """The socket of the daemon that is used now, or would be."""
-        return self._replicas.path
-
     def close(self) -> None:
         """Ends the connection; no other is made."""
         self._closed = True
-        for connection in (self._connection, *self._left):
-            if connection is not None:
-                connection.close()
+        self._hang_up()
 
     async def _connect_once(self) -> AsyncConnection:
         loop = asyncio.get_running_loop()
@@ -93,17 +78,3 @@ class AsyncClientLink:
         except DaemonUnavailable:
             self._replicas.leave()
             raise
-
-    def _leave(self, connection: AsyncConnection) -> None:
-        """New requests go elsewhere."""
-        self._replicas.leave()
-        self._connection = None
-        self._left = [left for left in self._left if left.lost is None]
-        if connection.is_idle:
-            connection.close()
-        else:
-            self._left.append(connection)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DaemonUnavailable("this client was closed")

@@ -2,31 +2,23 @@
 
 import os
 import threading
-from pathlib import Path
 
 from pillion.runtime.client_connection import Connection
 from pillion.runtime.clock import now_ns
 from pillion.runtime.errors import DaemonUnavailable
+from pillion.runtime.link import Link
 from pillion.runtime.link_options import LinkOptions
 from pillion.runtime.patience import REFUSED_PAUSE_S
-from pillion.runtime.replicas import Replicas
 
 
-class ClientLink:
-    """One living connection at most that takes new requests, shared by the threads of a process.
-
-    It ends with its last user. What a daemon that is ending lets finish stays on the connection that it has.
-    """
+class ClientLink(Link[Connection]):
+    """Shared by the threads of a process. It ends with its last user."""
 
     def __init__(self, options: LinkOptions) -> None:
         """Connects. Raises DaemonUnavailable within the connect timeout."""
-        self._options = options
-        self._replicas = Replicas(options.paths)
+        super().__init__(options)
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._connection: Connection | None = None
-        self._left: list[Connection] = []
-        self._closed = False
         self._closing = threading.Event()
         self._connect_within(options.connect_timeout_s, None)
 
@@ -34,19 +26,12 @@ class ClientLink:
         """A living connection. While the daemon lives it is waited for, the reattach timeout at the longest."""
         return self._connect_within(self._options.reattach_timeout_s, until_ns)
 
-    @property
-    def path(self) -> Path:
-        """The socket of the daemon that is used now, or would be."""
-        return self._replicas.path
-
     def close(self) -> None:
         """Ends the connection; no other is made."""
         self._closed = True
         self._closing.set()
         if self._pid == os.getpid():
-            for connection in (self._connection, *self._left):
-                if connection is not None:
-                    connection.close()
+            self._hang_up()
 
     def __del__(self) -> None:
         self.close()
@@ -95,17 +80,3 @@ class ClientLink:
         except DaemonUnavailable:
             self._replicas.leave()
             raise
-
-    def _leave(self, connection: Connection) -> None:
-        """New requests go elsewhere."""
-        self._replicas.leave()
-        self._connection = None
-        self._left = [left for left in self._left if left.lost is None]
-        if connection.is_idle:
-            connection.close()
-        else:
-            self._left.append(connection)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DaemonUnavailable("this client was closed")
