@@ -15,8 +15,8 @@ from pillion.actors.gpu_worker.plan_rows import PlanRows, prompt_logprob_rows
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs, StepInputs
 from pillion.kernels.paged_attention import (
+    DecodeGather,
     PrefillTiles,
-    RowGather,
     cut_queries,
     gather_rows,
     queries_per_tile,
@@ -302,7 +302,7 @@ class InputPreparer:
         seq_lens: torch.Tensor,
         num_decode_rows: int,
         max_decode_seq_len: int,
-    ) -> RowGather | None:
+    ) -> tuple[DecodeGather, ...] | None:
         """For the torch reference of attention, which is the CPU's path."""
         if self._device.is_cuda:
             return None

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pillion.kernels.paged_attention import PrefillTiles, RowGather
+from pillion.kernels.paged_attention import DecodeGather, PrefillTiles
 
 if TYPE_CHECKING:
     from pillion.actors.gpu_worker.cuda_graphs import CapturedStep
@@ -42,7 +42,7 @@ class AttentionInputs:
     # for the kernel on a CUDA device
     prefill_tiles: PrefillTiles | None = None
     # for the torch reference, computed once for all layers
-    gather: RowGather | None = None
+    gather: tuple[DecodeGather, ...] | None = None
 
     @property
     def has_prefill(self) -> bool:

@@ -5,8 +5,8 @@ import torch
 from pillion.kernels.paged_attention import reference
 from pillion.kernels.paged_attention.rows import (
     AttentionRows,
+    DecodeGather,
     PrefillTiles,
-    RowGather,
     cut_queries,
     gather_rows,
     queries_per_tile,
@@ -14,8 +14,8 @@ from pillion.kernels.paged_attention.rows import (
 
 __all__ = [
     "AttentionRows",
+    "DecodeGather",
     "PrefillTiles",
-    "RowGather",
     "cut_queries",
     "gather_rows",
     "paged_attention",

@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from pillion.kernels.paged_attention.rows import PrefillTiles, RowGather
+from pillion.kernels.paged_attention.rows import DecodeGather, PrefillTiles
 
 # Type of queries and cache, and the absolute error that it allows where values are normal.
 TOLERANCES: Final = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 4e-3}
@@ -25,7 +25,7 @@ class Rows:
     prefill_query_lens: tuple[int, ...]
     prefill_seq_lens: tuple[int, ...]
     prefill_tiles: PrefillTiles | None = None
-    gather: RowGather | None = None
+    gather: tuple[DecodeGather, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def paged_attention(
         gather = rows.gather or gather_rows(
             layer_kv, rows.block_table, rows.seq_lens, num_decode, rows.max_decode_seq_len
         )
-        parts.append(_decode(q[:num_decode], layer_kv, gather.decode, scale, sliding_window))
+        parts.append(_decode(q[:num_decode], layer_kv, gather, scale, sliding_window))
     start = num_decode
     lengths = zip(rows.prefill_query_lens, rows.prefill_seq_lens, strict=True)
     for row, (query_len, seq_len) in enumerate(lengths):

@@ -14,7 +14,10 @@ _SHORT: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class DecodeGather:
-    """Where the keys and values of decode rows of similar lengths lie, and which of them count."""
+    """Where the keys and values of decode rows of similar lengths lie, and which of them count.
+
+    The torch reference wants to know it. A layer is an offset into the pool, so it holds for all layers.
+    """
 
     # [num_rows] int64; which of the step's decode rows these are. None: all of them
     rows: torch.Tensor | None
@@ -25,15 +28,6 @@ class DecodeGather:
     bias: torch.Tensor
     # [num_rows, 1] int32
     seq_lens: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class RowGather:
-    """What the torch reference wants to know. A layer is an offset into the pool, so it holds for all layers."""
-
-    # Every decode row is in one of these; several if lengths differ much, so that short rows are not
-    # padded to the longest.
-    decode: tuple[DecodeGather, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +98,7 @@ class AttentionRows(Protocol):
         """How prefill rows are cut on a CUDA device; None: without prefill rows, or each layer cuts again."""
 
     @property
-    def gather(self) -> RowGather | None:
+    def gather(self) -> tuple[DecodeGather, ...] | None:
         """What `gather_rows` gave for these rows, or None: then each layer computes it again."""
 
 
@@ -114,18 +108,17 @@ def gather_rows(
     seq_lens: torch.Tensor,
     num_decode_rows: int,
     max_decode_seq_len: int,
-) -> RowGather:
+) -> tuple[DecodeGather, ...]:
     """Computed once per step, from any layer of the pool; arguments as in AttentionRows.
 
-    Kernels on a CUDA device read the tables themselves and need none of it.
+    Every decode row is in one of them; there are several if lengths differ much, so that short rows are not
+    padded to the longest. Kernels on a CUDA device read the tables themselves and need none of it.
     """
-    return RowGather(
-        tuple(
-            _gather_decode(
-                layer_kv, block_table[:num_decode_rows], seq_lens[:num_decode_rows], rows, length
-            )
-            for rows, length in _similar_rows(seq_lens[:num_decode_rows], max_decode_seq_len)
+    return tuple(
+        _gather_decode(
+            layer_kv, block_table[:num_decode_rows], seq_lens[:num_decode_rows], rows, length
         )
+        for rows, length in _similar_rows(seq_lens[:num_decode_rows], max_decode_seq_len)
     )
 
 
