@@ -55,7 +55,9 @@ class Child:
         else:
             status = self.process.returncode
             is_crash = status is not None and -status in CRASH_SIGNALS
-        return self.how_it_ended() if self.was_running and is_crash else None
+        # Who has told of its end has told of what it was doing.
+        is_crash = is_crash and self.was_running and self.failure is None
+        return self.how_it_ended() if is_crash else None
 
     @property
     def is_blameless(self) -> bool:

@@ -94,6 +94,8 @@ async def test_only_a_crash_of_its_own_may_be_the_doing_of_what_it_ran(
     assert (child.crash, child.ended_by_itself) == (None, False)
     child.hang = Hang("its step has made no progress", is_own=True)
     assert child.crash == f"a (pid {child.pid}) hung: its step has made no progress"
+    child.failure = ActorFailed(actor="a", epoch=1, message="DeviceLost", details="")
+    assert child.crash is None, "it has told of its end itself"
     supervisor.close()
 
 
