@@ -4,7 +4,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pillion
 from pillion.runtime.errors import PillionError
@@ -29,6 +29,13 @@ COMMANDS: Final = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line: the usage of `serve` has so many that the mistake would be lost behind them."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"error: {message} (see {self.prog} --help)\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit status: 1 after an error, 2 after wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -37,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _without_command(arguments)
     module_name, help_text = COMMANDS[name]
     module: Any = importlib.import_module(module_name)
-    parser = argparse.ArgumentParser(prog=f"pillion {name}", description=_sentence(help_text))
+    parser = _Parser(prog=f"pillion {name}", description=_sentence(help_text))
     module.add_arguments(parser)
     try:
         status: int = module.run(parser.parse_args(arguments[1:]))

@@ -1,5 +1,7 @@
 """The one configuration: TOML file, command line flags and Python arguments are the same fields."""
 
+import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -7,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from pillion.runtime.errors import ConfigError
-from pillion.runtime.http_settings import parse_http_address
+from pillion.runtime.http_settings import is_http_url, parse_http_address
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -23,6 +25,8 @@ ToolParserName = Literal[
     "json",
 ]
 
+MAX_GATEWAYS: Final = 64
+MAX_CPU_THREADS: Final = 1024
 REASONING_PARSERS: Final = ("auto", "none", "qwen3", "deepseek_r1", "mistral", "gpt_oss")
 
 
@@ -147,10 +151,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _positive("num_kv_blocks", self.num_kv_blocks)
         _positive("kv_cache_bytes", self.kv_cache_bytes)
-        _positive("cpu_threads", self.cpu_threads)
         _positive("max_repeat", self.max_repeat)
         _positive("steps_in_flight", self.steps_in_flight)
-        _positive("http_gateways", self.http_gateways)
+        _between("cpu_threads", self.cpu_threads, MAX_CPU_THREADS)
+        _between("http_gateways", self.http_gateways, MAX_GATEWAYS)
+        for name in (
+            "drain_s",
+            "start_timeout_s",
+            "restart_period_s",
+            "stall_limit_s",
+            "step_limit_s",
+        ):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name} must be a finite number, got {getattr(self, name)}")
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device):
+            raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r:.80}")
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"block_size must be 8, 16, 32, 64 or 128, got {self.block_size}")
         if not 0.05 <= self.memory_fraction <= 0.99:
@@ -179,11 +194,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.api_key == "":
             raise ConfigError("api_key must not be empty")
+        if self.otlp_endpoint is not None and not is_http_url(self.otlp_endpoint):
+            raise ConfigError(
+                "otlp_endpoint must be a URL such as http://127.0.0.1:4318,"
+                f" got {self.otlp_endpoint!r:.80}"
+            )
 
     @property
     def serves_http(self) -> bool:
         """Whether the daemon has a gateway."""
         return self.http is not None or self.http_uds is not None
+
+    def refuse_http_settings(self) -> None:
+        """For a daemon that serves no HTTP. Raises ConfigError naming the setting that would be in vain."""
+        for name in ("api_key", "api_key_file", "http_gateways"):
+            if getattr(self, name) not in (None, 1):
+                raise ConfigError(
+                    f"{name} is in vain: nothing serves HTTP without http or http_uds"
+                )
 
     def to_json(self) -> bytes:
         """The bytes from which an actor reads its configuration."""
@@ -241,3 +269,8 @@ def _described(error: msgspec.ValidationError, merged: dict[str, Any]) -> str:
 def _positive(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ConfigError(f"{name} must be at least 1, got {value}")
+
+
+def _between(name: str, value: int | None, most: int) -> None:
+    if value is not None and not 1 <= value <= most:
+        raise ConfigError(f"{name} must be between 1 and {most}, got {value}")

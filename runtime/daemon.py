@@ -73,6 +73,8 @@ def launch(
         options = _tied_to_service_manager(options)
         if config.serves_http or options.listening_fds:
             require_http_packages()
+        else:
+            config.refuse_http_settings()
         directory = run_dir(config.name)
         directory.create()
         lock = DaemonLock.acquire(directory)

@@ -35,6 +35,17 @@ def parse_http_address(text: str) -> tuple[str, int]:
     return host or DEFAULT_HOST, int(port)
 
 
+def is_http_url(text: str) -> bool:
+    """Whether this is a URL of a server, as far as that can be told without asking it."""
+    from urllib.parse import urlsplit  # only a setting that holds one needs it
+
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of brackets or the port
+        return False
+
+
 def require_http_packages() -> None:
     """Raises ConfigError that says what to install, if a package of the HTTP server is missing."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]

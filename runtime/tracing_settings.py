@@ -9,6 +9,7 @@ import msgspec
 
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import ConfigError
+from pillion.runtime.http_settings import is_http_url
 
 ENDPOINT_VARIABLE: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
@@ -29,6 +30,9 @@ def with_tracing(config: EngineConfig, environment: Mapping[str, str]) -> Engine
         raise ConfigError(
             f"otlp_endpoint needs {', '.join(missing)}: run pip install 'pillion[otel]'"
         )
+    if config.otlp_endpoint is None and not is_http_url(str(named)):
+        logger.warning("%s is ignored: it is no URL of http or https", ENDPOINT_VARIABLE)
+        return config
     if missing:
         logger.warning("%s is ignored: pip install 'pillion[otel]'", ENDPOINT_VARIABLE)
         return config

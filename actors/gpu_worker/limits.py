@@ -137,6 +137,10 @@ def worker_limits(
     """
     num_blocks = kv_bytes // shape.block_bytes
     pool_tokens = num_blocks * shape.block_size
+    if num_blocks == 0:
+        raise ConfigError(
+            f"kv_cache_bytes: a KV block has {shape.block_bytes} bytes, but the KV cache only {kv_bytes}"
+        )
     if config.max_model_len is None:
         max_model_len = min(max_positions, pool_tokens)
     else:

@@ -1,6 +1,7 @@
 """`pillion bench`: what this machine does with a model, beside what its hardware could do at most."""
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures and prints. Raises PillionError."""
+    _check(arguments)
     config = make_config(
         {
             "model": arguments.model,
@@ -80,6 +82,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         report.plot(arguments.plot)
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for a number with which nothing can be measured."""
+    for name in ("input_len", "output_len", "requests", "shortest", "longest", "repeats"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if arguments.shortest > arguments.longest:
+        raise ConfigError(
+            f"--shortest is {arguments.shortest}, which is above --longest, {arguments.longest}"
+        )
+    if not 0 < arguments.seconds < math.inf:
+        raise ConfigError(f"--seconds must be above 0, got {arguments.seconds}")
 
 
 def _runner(arguments: argparse.Namespace, config: EngineConfig) -> Callable[[], Report]:

@@ -77,6 +77,8 @@ def test_version_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["status", "--nonsense"])
     assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told == "error: unrecognized arguments: --nonsense (see pillion status --help)\n"
 
 
 @pytest.mark.parametrize(

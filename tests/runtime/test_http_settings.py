@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from pillion.runtime import http_settings
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import ConfigError
 from pillion.runtime.http_settings import (
+    is_http_url,
     parse_http_address,
     remove_http_socket,
     require_http_packages,
@@ -68,3 +70,25 @@ def test_only_sockets_are_removed(tmp_path: Path) -> None:
         listening.bind(str(path))
     remove_http_socket(path)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"api_key": "k"}, {"api_key_file": "keys"}, {"http_gateways": 2}], ids=str
+)
+def test_what_only_an_http_server_needs_is_refused_without_one(fields: dict[str, Any]) -> None:
+    EngineConfig(model="m").refuse_http_settings()
+    (name,) = fields
+    with pytest.raises(ConfigError, match=f"^{name} is in vain: nothing serves HTTP"):
+        EngineConfig(model="m", **fields).refuse_http_settings()
+
+
+@pytest.mark.parametrize("text", ["http://c", "https://c:4318/x", "http://[::1]:1", "http://u@c"])
+def test_urls(text: str) -> None:
+    assert is_http_url(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "c", "c:4318", "http:c", "http://", "http://[::1", "http://c:x", "ftp://c"]
+)
+def test_what_is_no_url_of_a_server(text: str) -> None:
+    assert not is_http_url(text)

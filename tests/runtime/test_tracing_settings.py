@@ -35,6 +35,13 @@ def test_packages_that_are_missing(
     assert ENDPOINT_VARIABLE in caplog.text
 
 
+def test_a_variable_that_is_no_url_is_ignored_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(model="m")
+    with caplog.at_level(logging.WARNING):
+        assert with_tracing(config, {ENDPOINT_VARIABLE: "collector:4317"}) is config
+    assert f"{ENDPOINT_VARIABLE} is ignored" in caplog.text
+
+
 def test_no_process_imports_a_tracing_library_by_itself() -> None:
     modules = (
         "pillion.runtime.launcher, pillion.actors.detokenizer.edge_loop,"

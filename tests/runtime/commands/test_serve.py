@@ -36,6 +36,7 @@ VALUES = {
     "tool_parser": "hermes",
     "reasoning_parser": "qwen3",
     "api_key_file": "keys.txt",
+    "otlp_endpoint": "http://collector:4318",
 }
 
 
@@ -82,6 +83,16 @@ def test_flags_override_the_file_and_only_when_given(tmp_path: Path) -> None:
         (["m", "--block-size", "17"], "block_size must be 8, 16, 32, 64 or 128"),
         (["m", "--memory-fraction", "nan"], "memory_fraction must be"),
         (["m", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
+        (["m", "--http-gateways", "65"], "http_gateways must be between 1 and 64, got 65"),
+        (["m", "--http", "0", "--http-gateways", "0"], "http_gateways must be between 1 and 64"),
+        (["m", "--cpu-threads", "1025"], "cpu_threads must be between 1 and 1024"),
+        (["m", "--drain-s", "nan"], "drain_s must be a finite number, got nan"),
+        (["m", "--start-timeout-s", "inf"], "start_timeout_s must be a finite number, got inf"),
+        (["m", "--device", "tpu"], "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+        (["m", "--device", "cuda:"], "device must be auto, cpu, cuda or cuda:N"),
+        (["m", "--otlp-endpoint", "collector:4318"], "otlp_endpoint must be a URL such as"),
+        (["m", "--otlp-endpoint", "http://"], "otlp_endpoint must be a URL such as"),
+        (["m", "--otlp-endpoint", "http://c:99999"], "otlp_endpoint must be a URL such as"),
         (["m", "--name", "a/b"], "name must be"),
         (["m", "--config", "/nonexistent.toml"], "cannot read the configuration file"),
     ],
