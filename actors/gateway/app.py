@@ -119,7 +119,7 @@ def _not_found(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[Res
 
 def _not_allowed(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def answer(request: Request, _: Exception) -> Response:
-        methods = [spec.method for spec in ROUTES if spec.path == request.url.path]
+        methods = [spec.method for spec in ROUTES if spec.path == request.scope["route"].path]
         message = f"{request.url.path[:200]} takes {' or '.join(methods)}, not {request.method}"
         response = _routing_error(gateway, HttpError(405, message, code="method_not_allowed"))
         response.headers["allow"] = ", ".join(methods)

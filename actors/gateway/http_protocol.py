@@ -9,6 +9,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from pillion.actors.gateway.request_parser import RequestParser
+
 # From the first byte of a request, or from connecting, to the end of its headers.
 HEADERS_TIMEOUT_S: Final = 30.0
 KEEP_ALIVE_S: Final = 75
@@ -22,8 +24,11 @@ MAX_BYTES_AHEAD: Final = 1024 * 1024
 class GatewayProtocol(HttpToolsProtocol):
     """One connection. Requests find its transport in their scope as "pillion.transport"."""
 
+    parser: RequestParser  # type: ignore[assignment]
+
     def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config=config, server_state=state, app_state={})
+        self.parser = RequestParser(self)
         self._headers_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_headers = False
@@ -70,6 +75,11 @@ class GatewayProtocol(HttpToolsProtocol):
         while self._cycles and self._cycles[0].response_complete:
             self._cycles.popleft()
         self._cycles.append(self.cycle)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        if not self.parser.is_cut_short:
+            super().on_message_complete()
 
     def _expect_headers(self) -> None:
         self._stop_timer()

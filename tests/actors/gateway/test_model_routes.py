@@ -99,6 +99,10 @@ async def test_wrong_routes_and_methods(rig: GatewayRig) -> None:
     answer = await rig.get("/v1/completions")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
     assert answer.error["code"] == "method_not_allowed"
+    client = await rig.client()
+    answer = await client.ask("POST", "/v1/models/smollm2")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+    assert "takes GET, not POST" in answer.error["message"]
 
 
 async def test_every_answer_has_an_id_which_the_client_may_choose(rig: GatewayRig) -> None:
