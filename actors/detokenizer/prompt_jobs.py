@@ -64,6 +64,10 @@ class PromptJob:
             self.result = self._work()
         except RequestError as error:
             self.error = error
+        except RecursionError:
+            self.error = InvalidRequest(
+                "the request is nested too deeply: its messages, tools or schemas need fewer levels"
+            )
         # A request fails alone, also by what nobody foresaw; the tokenizers library even panics, which is
         # no Exception.
         except BaseException as error:

@@ -88,9 +88,13 @@ def _render(job: TemplateJob) -> TemplateResult:
     environment = GuardedEnvironment()
     try:
         template = environment.from_string(job.source)
-        return TemplateResult(text=render_guarded(environment, template, job.variables))
+        text = render_guarded(environment, template, job.variables)
+        text.encode()
+        return TemplateResult(text=text)
     except (jinja2.TemplateError, RecursionError) as error:
         return TemplateResult(error=f"cannot be compiled: {error}")
+    except UnicodeEncodeError as error:
+        return TemplateResult(error=f"what it renders is not valid Unicode: {error}")
     except InvalidRequest as error:
         return TemplateResult(error=str(error))
 

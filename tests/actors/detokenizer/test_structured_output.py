@@ -370,6 +370,16 @@ def test_calls_that_must_come_are_the_grammar(chats: GrammarRig) -> None:
     assert json.loads("".join(call.arguments for call in calls)) == {"a": 1}
 
 
+def test_a_schema_that_is_nested_too_deeply_is_refused(chats: GrammarRig) -> None:
+    parameters: dict[str, Any] = {}
+    for _ in range(900):  # as deep as a frame may be, or nearly
+        parameters = {"not": parameters}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    failure = chats.rig.refused(**CHAT, tools=tools, tool_choice="required")
+    assert failure.code == "invalid_request"
+    assert "nested too deeply" in failure.message
+
+
 def test_a_strict_function_that_may_be_called_is_called_as_its_schema_says(
     chats: GrammarRig,
 ) -> None:

@@ -21,6 +21,7 @@ def test_a_template_is_rendered() -> None:
         ("{% for %}", "cannot be compiled"),
         ("{{ raise_exception('no') }}", "no"),
         ("x" * (MAX_TEMPLATE_CHARS + 1), str(MAX_TEMPLATE_CHARS)),
+        (r"{{ '\ud800' }}", "not valid Unicode"),
         ("{{ ''.__class__.__base__.__subclasses__() }}", "unsafe"),
     ],
 )
