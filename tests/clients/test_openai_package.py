@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import openai
 import pydantic
 import pytest
@@ -61,6 +62,20 @@ async def test_chats_side_by_side(served: Served) -> None:
         texts = await asyncio.gather(*[ask() for _ in range(2)])
     assert len(set(texts)) == 1
     assert texts[0]
+
+
+def test_over_a_unix_socket(served: Served, client: openai.OpenAI) -> None:
+    asked: Any = {"prompt": "1, 2, 3,", **GREEDY}
+    client.completions.create(**asked)  # from now on the prompt is cached, and so alike
+    transport = httpx2.HTTPTransport(uds=str(served.socket))
+    with openai.OpenAI(
+        base_url="http://pillion/v1",
+        api_key=served.key,
+        http_client=openai.DefaultHttpxClient(transport=transport),
+    ) as local:
+        whole = local.completions.create(**asked).choices[0].text
+        pieces = [part.choices[0].text for part in local.completions.create(stream=True, **asked)]
+    assert whole == client.completions.create(**asked).choices[0].text == "".join(pieces)
 
 
 def test_chat_logprobs(client: openai.OpenAI) -> None:
