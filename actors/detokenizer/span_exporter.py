@@ -1,5 +1,6 @@
 """Sends spans to an OpenTelemetry collector. Only a daemon that traces imports this."""
 
+import logging
 import threading
 import time
 from typing import Final
@@ -47,6 +48,8 @@ class RequestTracer:
     """
 
     def __init__(self, exporter: SpanExporter, model: str) -> None:
+        # It warns of each tracestate that it cannot read, and those are the clients'.
+        logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
         self._model = model
         self._offset_ns = time.time_ns() - clock_ns()
         own = Resource({"service.name": "pillion"}, SCHEMA_URL)
@@ -64,7 +67,9 @@ class RequestTracer:
             record = request_span(ended, self._model, now_ns)
             self._export_request(record, ended.request.trace, offset_ns)
         for span in traces.http:
-            self._export_http(span, offset_ns)
+            # One with times that cannot be encoded would cost its whole batch.
+            if 0 <= span.started_ns <= span.ended_ns <= now_ns:
+                self._export_http(span, offset_ns)
         traces.requests.clear()
         traces.http.clear()
 

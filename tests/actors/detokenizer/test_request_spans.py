@@ -223,3 +223,23 @@ def test_an_http_span_that_begins_a_trace_is_sampled_like_its_requests(
     rig.send(1, http_span())
     (span,) = exported(rig)
     assert span.parent is None
+
+
+@pytest.mark.parametrize(("started_ns", "ended_ns"), [(-(2**63), 2), (2, 1), (1, 2**63 - 1)])
+def test_an_http_span_of_impossible_times_is_left_out(
+    rig: EdgeRig,
+    exported: Callable[..., list[ReadableSpan]],
+    started_ns: int,
+    ended_ns: int,
+) -> None:
+    rig.send(1, http_span(started_ns=started_ns, ended_ns=ended_ns))
+    rig.send(1, http_span(route="/v1/models"))
+    assert [span.name for span in exported(rig)] == ["POST /v1/models"]
+
+
+def test_a_state_that_cannot_be_read_is_nothing_to_warn_of(
+    rig: EdgeRig, exported: Callable[..., list[ReadableSpan]], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.run(rig.generate(trace=context(tracestate="no state")), [97])
+    assert exported(rig)
+    assert not caplog.records
