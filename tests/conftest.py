@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 # Without a CUDA device the Triton kernels run in Triton's interpreter, which wants to be told before it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What a shell starts in the background ignores SIGINT, and so would all children: some tests send it to them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `make test-gpu` runs where hypothesis may be missing.
 if importlib.util.find_spec("hypothesis") is not None:
