@@ -32,8 +32,7 @@ $(STAMPS)/browser:
 	elif [ "$$(id -u)" = 0 ] && grep -qs '^ID=debian' /etc/os-release; then \
 		echo "Installing Chromium ..."; \
 		{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-			chromium chromium-driver; } >$@.log 2>&1 || { tail $@.log; exit 1; }; \
-		touch $@; \
+			chromium chromium-driver; } >$@.log 2>&1 && touch $@ || tail -n 3 $@.log; \
 	fi
 
 $(STAMPS)/lint: $(STAMPS)/install
