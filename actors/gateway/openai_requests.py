@@ -10,6 +10,19 @@ ModelName = Annotated[
     str | None,
     Meta(description="the served name; anything else is answered with 404. May be left out."),
 ]
+AddGenerationPrompt = Annotated[
+    bool | None, Meta(description="begin the assistant's turn; true if left out")
+]
+ContinueFinalMessage = Annotated[
+    bool | None, Meta(description="leave the last message open and continue it")
+]
+ChatTemplateKwargs = Annotated[
+    dict[str, Any] | None, Meta(description="variables for the template")
+]
+AddSpecialTokens = Annotated[
+    bool | None,
+    Meta(description="put the tokenizer's own tokens in front of a text; true if left out"),
+]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,21 +170,15 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
     top_logprobs: Annotated[
         int | None, Meta(description="of up to 64 likeliest tokens at each of them")
     ] = None
-    add_generation_prompt: Annotated[
-        bool | None, Meta(description="begin the assistant's turn; true if left out")
-    ] = None
-    continue_final_message: Annotated[
-        bool | None, Meta(description="leave the last message open and continue it")
-    ] = None
+    add_generation_prompt: AddGenerationPrompt = None
+    continue_final_message: ContinueFinalMessage = None
     chat_template: Annotated[
         str | None,
         Meta(
             description="a template in place of the model's; refused unless the daemon has `allow_request_templates`"
         ),
     ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="variables for the template")
-    ] = None
+    chat_template_kwargs: ChatTemplateKwargs = None
     tools: Annotated[
         list[dict[str, Any]] | None,
         Meta(
@@ -194,7 +201,7 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True):
         Meta(
             description="a variable of the chat template; `none` also switches thinking off where the template can"
         ),
-    ] = None  # a variable of the template; "none" also switches thinking off
+    ] = None
     functions: Annotated[
         list[dict[str, Any]] | None, Meta(description="refused unless empty: use `tools`")
     ] = None
@@ -226,8 +233,5 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         int | None,
         Meta(description="log-probabilities of the tokens, and of up to 64 likeliest ones"),
     ] = None
-    add_special_tokens: Annotated[
-        bool | None,
-        Meta(description="put the tokenizer's own tokens in front of a text; true if left out"),
-    ] = None
+    add_special_tokens: AddSpecialTokens = None
     suffix: Annotated[str | None, Meta(description="refused unless empty")] = None

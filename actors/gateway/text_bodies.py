@@ -5,7 +5,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from pillion.actors.gateway.openai_requests import Message, ModelName
+from pillion.actors.gateway.openai_requests import (
+    AddGenerationPrompt,
+    AddSpecialTokens,
+    ChatTemplateKwargs,
+    ContinueFinalMessage,
+    Message,
+    ModelName,
+)
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,19 +23,10 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     messages: Annotated[
         list[Message] | None, Meta(description="one of `prompt` and `messages`")
     ] = None
-    add_special_tokens: Annotated[
-        bool | None,
-        Meta(description="put the tokenizer's own tokens in front of a text; true if left out"),
-    ] = None
-    add_generation_prompt: Annotated[
-        bool | None, Meta(description="begin the assistant's turn; true if left out")
-    ] = None
-    continue_final_message: Annotated[
-        bool | None, Meta(description="leave the last message open and continue it")
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="variables for the template")
-    ] = None
+    add_special_tokens: AddSpecialTokens = None
+    add_generation_prompt: AddGenerationPrompt = None
+    continue_final_message: ContinueFinalMessage = None
+    chat_template_kwargs: ChatTemplateKwargs = None
     tools: Annotated[list[dict[str, Any]] | None, Meta(description="go into the template")] = None
 
 
