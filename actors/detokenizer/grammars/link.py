@@ -35,7 +35,6 @@ class GrammarLink(asyncio.Protocol):
         on_lost: Callable[[], None],
     ) -> None:
         """`vocabulary` is called on a thread: it takes a while."""
-        self.num_starts = 0
         self._loop = loop
         self._vocabulary = vocabulary
         self._on_replies = on_replies
@@ -56,7 +55,6 @@ class GrammarLink(asyncio.Protocol):
         self._waiting += calls
         if not self._starts:
             self._starts = True
-            self.num_starts += 1
             threading.Thread(target=self._start, name="grammars", daemon=True).start()
 
     def kill(self) -> None:
