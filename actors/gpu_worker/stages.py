@@ -12,8 +12,11 @@ from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.limits import WorkerLimits
 from pillion.actors.gpu_worker.model_executor import Model, ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
+from pillion.actors.gpu_worker.plan_queue import PlanQueue
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
+from pillion.actors.gpu_worker.step_faults import FailedSteps
+from pillion.actors.gpu_worker.step_pipeline import StepPipeline
 from pillion.actors.gpu_worker.worker import Worker
 
 
@@ -84,13 +87,17 @@ class Stages:
         self_test: Callable[[], str | None] | None = None,
     ) -> Worker:
         """A worker without plans. On the CPU a launch returns when the step is done, so nothing is in flight."""
-        return Worker(
-            epoch=epoch,
-            device=self.device,
-            states=self.states,
-            input_preparer=self.input_preparer,
-            executor=self.executor,
-            output_processor=self.output_processor,
-            steps_in_flight=steps_in_flight if self.device.is_cuda else 1,
-            self_test=self_test,
+        plans = PlanQueue()
+        steps = StepPipeline(
+            epoch,
+            self.device,
+            self.states,
+            self.input_preparer,
+            self.executor,
+            self.output_processor,
+            FailedSteps(self_test),
+            on_failed=plans.await_fresh,
         )
+        if not self.device.is_cuda:
+            steps_in_flight = 1
+        return Worker(plans, steps, self.output_processor, steps_in_flight)

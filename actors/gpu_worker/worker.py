@@ -1,17 +1,11 @@
 """The worker's core: plans in, one step at a time, outputs out."""
 
-from collections.abc import Callable
 from typing import assert_never
 
 import torch
 
-from pillion.actors.gpu_worker.device import Device
-from pillion.actors.gpu_worker.input_preparer import InputPreparer
-from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
 from pillion.actors.gpu_worker.plan_queue import PlanQueue
-from pillion.actors.gpu_worker.request_states import RequestStates
-from pillion.actors.gpu_worker.step_faults import FailedSteps
 from pillion.actors.gpu_worker.step_pipeline import StepPipeline
 from pillion.messages.control import PeerRestarted, Shutdown
 from pillion.messages.inboxes import WorkerInbox
@@ -32,31 +26,19 @@ class Worker:
 
     def __init__(
         self,
-        epoch: int,
-        device: Device,
-        states: RequestStates,
-        input_preparer: InputPreparer,
-        executor: ModelExecutor,
+        plans: PlanQueue,
+        steps: StepPipeline,
         output_processor: OutputProcessor,
         steps_in_flight: int,
-        self_test: Callable[[], str | None] | None = None,
     ) -> None:
+        """`plans` hears of the failed ones among `steps`."""
         self.finished = False
-        self._plans = PlanQueue()
+        self._plans = plans
+        self._steps = steps
         self._output_processor = output_processor
         self._steps_in_flight = steps_in_flight
-        self._steps = StepPipeline(
-            epoch,
-            device,
-            states,
-            input_preparer,
-            executor,
-            output_processor,
-            FailedSteps(self_test),
-            self._plans.await_fresh,
-        )
-        self.outgoing = self._steps.outgoing
-        self.counters = self._steps.step_counters.counters
+        self.outgoing = steps.outgoing
+        self.counters = steps.step_counters.counters
         self.gauges: dict[str, int | float | str] = {}
         self.waits_for_device = False
 

@@ -15,10 +15,13 @@ from pillion.actors.gpu_worker.faults import FaultyExecutor
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
+from pillion.actors.gpu_worker.plan_queue import PlanQueue
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
 from pillion.actors.gpu_worker.stages import Stages
+from pillion.actors.gpu_worker.step_faults import FailedSteps
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs
+from pillion.actors.gpu_worker.step_pipeline import StepPipeline
 from pillion.actors.gpu_worker.warm_up import self_test
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.kernels.paged_attention import paged_attention
@@ -274,16 +277,18 @@ def make_rig(steps_in_flight: int = 1, fault_flags: tuple[str, ...] = ()) -> Rig
     input_preparer = InputPreparer(device, states, blocks, kv_cache, GraphTable())
     output_processor = OutputProcessor(device, states, sampler, executor.compute_logits, VOCAB_SIZE)
     stages = Stages(device, states, input_preparer, executor, output_processor, None, kv_cache)
-    worker = Worker(
-        epoch=1,
-        device=device,
-        states=states,
-        input_preparer=input_preparer,
-        executor=executor,
-        output_processor=output_processor,
-        steps_in_flight=steps_in_flight,
-        self_test=partial(self_test, stages),
+    plans = PlanQueue()
+    steps = StepPipeline(
+        1,
+        device,
+        states,
+        input_preparer,
+        executor,
+        output_processor,
+        FailedSteps(partial(self_test, stages)),
+        on_failed=plans.await_fresh,
     )
+    worker = Worker(plans, steps, output_processor, steps_in_flight)
     return Rig(model=model, kv_cache=kv_cache, states=states, worker=worker)
 
 
