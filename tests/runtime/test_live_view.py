@@ -1,13 +1,9 @@
 """What is shown of a daemon, from its status."""
 
 import msgspec
+from fake_actor import geometry
 
-from pillion.messages.control import (
-    ActorStatus,
-    DaemonStatus,
-    EngineGeometry,
-    KvGroupGeometry,
-)
+from pillion.messages.control import ActorStatus, DaemonStatus
 from pillion.runtime.live_view import KvBlocks, Queue, StepSplit, TokenRates, live_view
 
 
@@ -39,24 +35,7 @@ STARTING = DaemonStatus(
     failure=None,
     not_ready="the daemon starts: waiting for gpu_worker",
 )
-GEOMETRY = EngineGeometry(
-    epoch=1,
-    model_name="fake",
-    architecture="FakeForCausalLM",
-    device="cpu",
-    dtype="float32",
-    vocab_size=100,
-    max_model_len=128,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    kv_groups=[
-        KvGroupGeometry(
-            kind="full_attention", num_layers=2, num_blocks=32, block_size_tokens=16, block_bytes=4
-        )
-    ],
-    weights_bytes=300,
-    kv_bytes=500,
-)
+GEOMETRY = msgspec.structs.replace(geometry(1), weights_bytes=300, kv_bytes=500)
 
 
 def test_a_daemon_that_starts() -> None:

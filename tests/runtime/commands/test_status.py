@@ -4,30 +4,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fake_actor import geometry
 
-from pillion.messages.control import ActorStatus, DaemonStatus, EngineGeometry, KvGroupGeometry
+from pillion.messages.control import ActorStatus, DaemonStatus
 from pillion.runtime.cli import main
 from pillion.runtime.commands.status import describe
 from pillion.runtime.paths import RunDir
 
-GEOMETRY = EngineGeometry(
-    epoch=1,
-    model_name="fake",
-    architecture="FakeForCausalLM",
-    device="cpu",
-    dtype="float32",
-    vocab_size=100,
-    max_model_len=128,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    kv_groups=[
-        KvGroupGeometry(
-            kind="full_attention", num_layers=2, num_blocks=32, block_size_tokens=16, block_bytes=4
-        )
-    ],
-    weights_bytes=3 << 20,
-    kv_bytes=5 << 20,
-)
+GEOMETRY = msgspec.structs.replace(geometry(1), weights_bytes=3 << 20, kv_bytes=5 << 20)
 WORKER = ActorStatus(
     name="gpu_worker",
     state="running",
