@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 WORKER: Final = "gpu_worker"
 SCHEDULER: Final = "scheduler"
+KV_MANAGER: Final = "kv_manager"
 DRAINING: Final = ("detokenizer", "scheduler")  # who is told of a drain, besides gateways
 LAST_WORD_S: Final = 0.1  # between an actor's exit and the arrival of its ActorFailed
 FAILURE_GRACE_S: Final = 1.0  # between an actor's word that it fails and its exit
@@ -51,6 +52,9 @@ class Recovery:
         self._watchdog = Watchdog(config.stall_limit_s, config.step_limit_s, is_stopped)
         self._budgets = Budgets(config.max_restarts, config.restart_period_s)
         self._crashes: dict[str, str] = {}  # by actor, of lives since the last one that was ready
+        self._stalled_epoch: int | None = (
+            None  # of the scheduler that had open requests and ran no step
+        )
         self._drain: control.Drain | None = None
         self._told_state: control.EngineState | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,22 +83,27 @@ class Recovery:
         self._look_for_lost_work()
 
     def _look_for_lost_work(self) -> None:
-        """All turn, requests are open, and yet no step is run: the scheduler's books are wrong, so it begins again."""
-        scheduler = self._supervisor.children.get(SCHEDULER)
-        if scheduler is None or not scheduler.alive or scheduler.hang is not None:
+        """All turn, requests are open, and yet no step is run: somebody's books are wrong.
+
+        The scheduler begins again, and if its next life runs no step either, the KV manager.
+        """
+        children = self._supervisor.children
+        scheduler, manager, worker = (children.get(n) for n in (SCHEDULER, KV_MANAGER, WORKER))
+        if scheduler is None or manager is None or worker is None:
+            return
+        if any(not child.alive or child.hang is not None for child in (scheduler, manager)):
             return
         now, steps = now_ns(), self._board.steps_if_open(scheduler.epoch)
-        worker = self._supervisor.children.get(WORKER)
-        waits = self._board.state != "ready" or steps is None or worker is None
-        if worker is not None and self._supervisor.sign_of(worker).in_step:
-            waits = True
+        waits = self._board.state != "ready" or self._supervisor.sign_of(worker).in_step
         # With no work that is due, every look is a sign of life.
         sign = Sign(now if waits or steps is None else -1 - steps, in_step=False)
-        pid, epoch = scheduler.pid, scheduler.epoch
-        if self._watchdog.look("the ring", epoch, pid, sign, starting=False) is not None:
+        pid, lives = scheduler.pid, scheduler.epoch + manager.epoch
+        if self._watchdog.look("the ring", lives, pid, sign, starting=False) is not None:
+            in_vain = self._stalled_epoch == scheduler.epoch - 1 and not steps
+            self._stalled_epoch = scheduler.epoch
             limit_s = self._config.stall_limit_s
             reason = f"requests are open and no step was run for stall_limit_s = {limit_s:g} s"
-            self._kill_hung(scheduler, Hang(reason))
+            self._kill_hung(manager if in_vain else scheduler, Hang(reason))
 
     def on_exit(self, child: Child, read_inbox: Callable[[], None]) -> None:
         """A child's process is gone. Its last word may still be in our inbox."""
