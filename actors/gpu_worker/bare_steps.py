@@ -64,18 +64,18 @@ class BareSteps:
         """
         found = []
         for _ in range(repeats):
-            self._seat(rows)
-            graph = self._graph(rows.num_rows)
+            self.seat(rows)
+            graph = self.graph(rows.num_rows)
             # Two tokens of each answer are known by now.
             num_replays = rows.num_answer_tokens - _WARM_REPLAYS - 2
-            self._replay(graph, rows.num_rows, _WARM_REPLAYS)
+            self.replay(graph, rows.num_rows, _WARM_REPLAYS)
             start, end = _timing_event(), _timing_event()
             start.record()
-            self._replay(graph, rows.num_rows, num_replays)
+            self.replay(graph, rows.num_rows, num_replays)
             end.record()
             end.synchronize()
             found.append(start.elapsed_time(end) / num_replays)
-            self._release(rows)
+            self.release(rows)
         return found
 
     def prefill_ms(self, num_tokens: int, repeats: int) -> list[float]:
@@ -83,17 +83,17 @@ class BareSteps:
         rows, found = Rows(1, num_tokens, 2), []
         for _ in range(repeats):
             started_ns = now_ns()
-            self._seat(rows)
+            self.seat(rows)
             found.append((now_ns() - started_ns) / NS_PER_MS)
-            self._release(rows)
+            self.release(rows)
         return found
 
-    def _replay(self, graph: CapturedStep, num_rows: int, num_replays: int) -> None:
+    def replay(self, graph: CapturedStep, num_rows: int, num_replays: int) -> None:
         for _ in range(num_replays):
             graph.replay(num_rows)
             graph.replay_greedy()
 
-    def _graph(self, num_rows: int) -> CapturedStep:
+    def graph(self, num_rows: int) -> CapturedStep:
         """The graph of these decode rows, with its slots set; the rows have decoded once."""
         plan = self._plan(range(num_rows), [-1] * num_rows, [1] * num_rows)
         self._run(plan)
@@ -104,7 +104,7 @@ class BareSteps:
             raise ConfigError(f"no graph was captured for a step of {num_rows} decode rows")
         return graph
 
-    def _seat(self, rows: Rows) -> None:
+    def seat(self, rows: Rows) -> None:
         """Prefills all rows, as many prompts a step as a step may hold."""
         limits = self._geometry
         per_plan = limits.max_num_batched_tokens // rows.num_prompt_tokens
@@ -148,7 +148,7 @@ class BareSteps:
             sampling=GREEDY,
         )
 
-    def _release(self, rows: Rows) -> None:
+    def release(self, rows: Rows) -> None:
         self._run(self._plan((), (), (), released=range(rows.num_rows)))
         self._generation += 1
 

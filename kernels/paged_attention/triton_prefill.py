@@ -4,6 +4,8 @@ Scores are softmaxed on the way (arXiv 2205.14135). Blocks that every query of t
 causal border and the window's edge do.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -121,6 +123,20 @@ def _prefill_attention_kernel(
     tl.store(at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
 
 
+class Setting(NamedTuple):
+    """How the work is cut: queries and keys of a program's step, its warps, loads in flight."""
+
+    block_queries: int
+    block_keys: int
+    warps: int
+    stages: int
+
+
+def best_setting(head_dim: int, block_queries: int) -> Setting:
+    """For pieces of so many queries; measured with `benchmarks/tune_prefill_attention.py` on an H200."""
+    return Setting(block_queries, 64, 8 if head_dim > 64 and block_queries == 128 else 4, 3)
+
+
 def prefill_attention(
     q: torch.Tensor,
     layer_kv: torch.Tensor,
@@ -130,11 +146,11 @@ def prefill_attention(
     out: torch.Tensor,
     scale: float,
     sliding_window: int | None,
+    setting: Setting | None = None,
 ) -> None:
     """Attention of the rows that `tiles` names. Writes: out, at their tokens."""
     _, num_q_heads, head_dim = q.shape
-    wide = head_dim > 64
-    block_m = tiles.num_queries
+    setting = setting or best_setting(head_dim, tiles.num_queries)
     _prefill_attention_kernel[(tiles.rows.shape[0], num_q_heads)](
         q,
         layer_kv,
@@ -156,8 +172,8 @@ def prefill_attention(
         PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_SIZE=layer_kv.shape[3],
         WINDOW=sliding_window or 0,
-        BLOCK_M=block_m,
-        BLOCK_N=64,
-        STAGES=3,
-        num_warps=8 if wide and block_m == 128 else 4,
+        BLOCK_M=setting.block_queries,
+        BLOCK_N=setting.block_keys,
+        STAGES=setting.stages,
+        num_warps=setting.warps,
     )
