@@ -97,6 +97,7 @@ def make_answers(gguf: Path, out: Path) -> None:
         margins = [float(-row.topk(2).values.diff()) for row in logprobs]
         if min(margins) < LEAST_MARGIN:
             raise SystemExit(f"{prompt}: two tokens are {min(margins)} apart; take another text")
+        prompt["margins"] = [round(margin, 3) for margin in margins]
         top = logprobs[0].topk(NUM_TOP)
         prompt["first_top"] = [
             [token, round(value, 5)]
