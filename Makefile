@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMPS := .stamps
+GPU_TESTS := tests/kernels tests/actors/gpu_worker tests/ring/test_real_worker.py tests/engine/test_greedy_on_cuda.py
 QUESTION := Why does the moon have phases? Answer in two sentences.
 
 .PHONY: demo test test-clients test-gpu lint bench docs clean
@@ -57,8 +58,9 @@ test: $(STAMPS)/test $(STAMPS)/browser
 test-clients: $(STAMPS)/test
 	$(BIN)/python -m pytest -q -m clients $(ARGS)
 
+# A part alone: make test-gpu GPU_TESTS=tests/kernels, or ARGS="-k memcheck".
 test-gpu:
-	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest -q -m gpu tests/kernels tests/actors/gpu_worker tests/engine $(ARGS)
+	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest -q -rs --durations=10 -m gpu $(GPU_TESTS) $(ARGS)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

@@ -29,7 +29,7 @@ GREEDY: Final = TokenSampling(
     allowed_token_ids=[],
     bad_words=[],
 )
-_EVERYTHING: Final = TokenSampling(
+EVERYTHING: Final = TokenSampling(
     temperature=1.0,
     top_k=50,
     top_p=0.9,
@@ -66,7 +66,7 @@ def warm_up(stages: Stages, limits: WorkerLimits, block_size: int, num_prefill_t
     new, next_block = [], 0
     for slot, length in enumerate(lengths):
         num_blocks = length // block_size + 1
-        sampling = _EVERYTHING if is_largest or slot == 0 else GREEDY
+        sampling = EVERYTHING if is_largest or slot == 0 else GREEDY
         new.append(_sequence(slot, length, range(next_block, next_block + num_blocks), sampling))
         next_block += num_blocks
     _run(stages, new)

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import load, make_reference
@@ -16,7 +17,14 @@ from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.codec import pack_ids, unpack_ids
 from pillion.messages.sampling import TokenSampling
-from pillion.messages.steps import NewSequence, StepOutput, StepPlan, TokenMasks
+from pillion.messages.steps import (
+    NewSequence,
+    PromptLogprobs,
+    SampledLogprobs,
+    StepOutput,
+    StepPlan,
+    TokenMasks,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,24 +41,30 @@ VOCAB_SIZE = 160
 def sampling(chance: random.Random) -> TokenSampling:
     """Greedy most of the time, else everything at once."""
     full = chance.random() < 0.2
+    needs_masks = chance.random() < 0.3
+
+    def some(count: int) -> list[int]:
+        return chance.sample(range(VOCAB_SIZE), count) if full and chance.random() < 0.3 else []
+
     return TokenSampling(
         temperature=0.9 if full else 0.0,
         top_k=chance.choice([0, 20]) if full else 0,
         top_p=0.95 if full else 1.0,
         min_p=0.01 if full else 0.0,
-        presence_penalty=0.0,
+        presence_penalty=chance.choice([0.0, 0.5]) if full else 0.0,
         frequency_penalty=0.2 if full else 0.0,
         repetition_penalty=1.1 if full else 1.0,
         seed=chance.randrange(1000),
         stop_token_ids=[7],
-        min_tokens=0,
+        min_tokens=chance.choice([0, 4]) if full else 0,
         max_tokens=chance.randrange(1, 40),
         logprobs=2 if chance.random() < 0.1 else None,
         prompt_logprobs=2 if chance.random() < 0.1 else None,
-        logit_bias={},
-        allowed_token_ids=[],
-        bad_words=[],
-        needs_masks=chance.random() < 0.3,
+        logit_bias=dict.fromkeys(some(5), 2.0),
+        # Together with a mask they might leave nothing.
+        allowed_token_ids=[] if needs_masks else some(60),
+        bad_words=[word for word in (some(1), some(2)) if word],
+        needs_masks=needs_masks,
     )
 
 
@@ -218,6 +232,14 @@ def run(worker: Worker, plan: StepPlan, masks: TokenMasks) -> list[StepOutput]:
     return outputs  # type: ignore[return-value]
 
 
+def assert_close(
+    got: SampledLogprobs | PromptLogprobs, want: SampledLogprobs | PromptLogprobs
+) -> None:
+    """The same rows, with the same log-probabilities but for the last digits."""
+    found, expected = (np.frombuffer(each.logprobs, np.float32) for each in (got, want))
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("family_name", ["llama", "qwen3", "mistral"])
 def test_graphs_that_run_ahead_answer_as_steps_one_by_one(family_name: str, tmp_path: Path) -> None:
     make_reference(family_name).save_pretrained(tmp_path)
@@ -233,7 +255,12 @@ def test_graphs_that_run_ahead_answer_as_steps_one_by_one(family_name: str, tmp_
             for name in ("sequence_ids", "slots", "positions", "token_ids", "finish"):
                 assert getattr(got, name) == getattr(want, name), (plan.plan_id, name)
             assert (got.logprobs is None) == (want.logprobs is None)
-            assert len(got.prompt_logprobs) == len(want.prompt_logprobs)
+            if got.logprobs is not None and want.logprobs is not None:
+                assert_close(got.logprobs, want.logprobs)
+            for got_prompt, want_prompt in zip(
+                got.prompt_logprobs, want.prompt_logprobs, strict=True
+            ):
+                assert_close(got_prompt, want_prompt)
             num_tokens += len(got.token_ids) // 4
         planner.learn(outputs)
     assert num_tokens > 1000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pillion.actors.gpu_worker.sampling.sampler import Sampled, Sampler
+from pillion.actors.gpu_worker.sampling.sampler import Sampled, Sampler, prompt_logprobs
 from pillion.kernels.ban_tokens import ban_tokens
 from pillion.kernels.ban_tokens.cases import CASES as BAN_CASES
 from pillion.kernels.gumbel_noise.cases import CASES as NOISE_CASES
@@ -21,7 +21,9 @@ from pillion.kernels.token_bitmask import apply_token_bitmask
 from pillion.kernels.token_bitmask.cases import CASES as BITMASK_CASES
 from pillion.kernels.token_logprobs import token_logprobs
 from pillion.kernels.token_logprobs.cases import CASES as LOGPROB_CASES
+from pillion.messages.codec import pack_ids
 from pillion.messages.sampling import TokenSampling
+from pillion.messages.steps import TokenMasks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -108,6 +110,49 @@ def test_gives_the_tokens_of_the_cpu_and_never_waits() -> None:
         )
         assert torch.equal(found.logprobs.token_ids.cpu(), expected.logprobs.token_ids)
         assert torch.equal(found.logprobs.ranks.cpu(), expected.logprobs.ranks)
+
+
+def masks_at(position: int, generator: np.random.Generator) -> tuple[TokenMasks, np.ndarray]:
+    """A tenth of the vocabulary for each row, and the same as [rows, vocab] bool."""
+    rows = range(len(REQUESTS))
+    allowed = generator.random((len(rows), VOCAB_SIZE)) < 0.1
+    allowed[:, position] = True
+    bits = np.packbits(np.pad(allowed, ((0, 0), (0, -VOCAB_SIZE % 32))), axis=1, bitorder="little")
+    message = TokenMasks(
+        epoch=1,
+        slots=pack_ids(rows),
+        generations=pack_ids(0 for _ in rows),
+        positions=pack_ids(position for _ in rows),
+        masks=bits.tobytes(),
+    )
+    return message, allowed
+
+
+def test_masked_rows_get_the_tokens_of_the_cpu_and_never_wait() -> None:
+    samplers = make_sampler(CPU), make_sampler(device())
+    for sampler in samplers:
+        for slot, fields in enumerate(REQUESTS):
+            settings = NEUTRAL | fields | {"needs_masks": True, "allowed_token_ids": []}
+            tokens = np.arange(10, 14, dtype=np.int32)
+            sampler.add(slot, TokenSampling(**settings), tokens, 3)
+    generator = np.random.default_rng(4)
+    for number, logits in enumerate(all_logits()):
+        message, allowed = masks_at(4 + number, generator)
+        for sampler in samplers:
+            sampler.masks.take(message)
+        expected = step(samplers[0], CPU, logits.clone(), number).token_ids.tolist()
+        assert step(samplers[1], device(), logits, number).token_ids.tolist() == expected
+        assert all(allowed[row, token] for row, token in enumerate(expected))
+
+
+def test_prompt_logprobs_are_those_of_the_cpu() -> None:
+    logits = torch.cat(list(all_logits()))
+    token_ids = torch.arange(len(logits))
+    expected = prompt_logprobs(logits, token_ids, 7)
+    found = prompt_logprobs(logits.to(device()), token_ids.to(device()), 7)
+    torch.testing.assert_close(found[1].cpu(), expected[1], atol=1e-4, rtol=1e-4)
+    for number in (0, 2):
+        assert torch.equal(found[number].cpu(), expected[number])
 
 
 def test_runs_inside_a_graph() -> None:
