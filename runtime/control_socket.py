@@ -34,6 +34,7 @@ class ControlServer:
         self._codec: Codec[inboxes.ControlRequest] = Codec(inboxes.ControlRequest)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._silent: dict[asyncio.StreamWriter, None] = {}  # owe a request, the longest first
 
     async def bind(self, path: Path) -> None:
         """Begins to listen. Raises ConfigError if the path is too long, taken, or not a socket."""
@@ -49,7 +50,8 @@ class ControlServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._writers) >= MAX_CONNECTIONS:
-            writer.close()
+            self._hang_up_on_silent(writer)
+        if writer.is_closing():
             return
         self._writers.add(writer)
         try:
@@ -58,12 +60,22 @@ class ControlServer:
             pass  # the peer is gone or says nothing; only this connection ends
         finally:
             self._writers.discard(writer)
+            self._silent.pop(writer, None)
             writer.close()
+
+    def _hang_up_on_silent(self, newcomer: asyncio.StreamWriter) -> None:
+        """Makes room for a newcomer, however many keep a connection for nothing. If all have asked, there is none."""
+        silent = next(iter(self._silent), newcomer)
+        self._silent.pop(silent, None)
+        self._writers.discard(silent)
+        silent.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
+            self._silent[writer] = None
             async with asyncio.timeout(REQUEST_DEADLINE_S):
                 reply = await self._read_and_answer(reader)
+            self._silent.pop(writer, None)
             writer.write(frame(self._codec.encode(reply)))
             async with asyncio.timeout(REQUEST_DEADLINE_S):
                 await writer.drain()

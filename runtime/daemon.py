@@ -21,6 +21,7 @@ from pillion.runtime.http_sockets import HttpSockets, http_sockets
 from pillion.runtime.inherited_sockets import inherited_sockets
 from pillion.runtime.launch_report import LaunchOutcome, LaunchReport
 from pillion.runtime.log import LogFollower, open_log, start_logging
+from pillion.runtime.open_files import allow_open_files
 from pillion.runtime.paths import DaemonLock, RunDir, run_dir
 from pillion.runtime.process import child_environment
 from pillion.runtime.service_manager import ServiceManager
@@ -75,6 +76,7 @@ def launch(
             require_http_packages()
         else:
             config.refuse_http_settings()
+        allow_open_files(config.http_gateways)
         directory = run_dir(config.name)
         directory.create()
         lock = DaemonLock.acquire(directory)

@@ -20,6 +20,7 @@ from pillion.messages.control import DaemonStatus, StatusRequest
 from pillion.runtime import packaged_models
 from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import ConfigError, PillionError
+from pillion.runtime.open_files import LEAST_OPEN_FILES
 from pillion.runtime.paths import RunDir, daemon_pid, runtime_root
 
 GIB: Final = 1024**3
@@ -215,12 +216,13 @@ def available_memory_bytes() -> int:
 
 
 def check_descriptors() -> Iterator[Finding]:
-    """How many files and sockets a process may open: each client is one."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = soft != resource.RLIM_INFINITY and soft < _LEAST_DESCRIPTORS
-    detail = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
-    advice = f"ulimit -n {_LEAST_DESCRIPTORS}" if few else ""
-    yield Finding("open files", "warning" if few else "ok", detail, advice)
+    """How many files and sockets a process may open: each client is one. A daemon takes what the hard limit allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = hard != resource.RLIM_INFINITY and hard < _LEAST_DESCRIPTORS
+    detail = "no limit" if hard == resource.RLIM_INFINITY else f"at most {hard}"
+    advice = f"ulimit -Hn {_LEAST_DESCRIPTORS}" if few else ""
+    too_few = few and hard < LEAST_OPEN_FILES
+    yield Finding("open files", "broken" if too_few else "warning" if few else "ok", detail, advice)
 
 
 def check_model_cache() -> Iterator[Finding]:

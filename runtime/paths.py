@@ -6,19 +6,17 @@ import os
 import re
 import socket
 import stat
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pillion.runtime.errors import ConfigError
-from pillion.runtime.proc_files import pids_with_argument
+from pillion.runtime.proc_files import peer_pid, pids_with_argument
 
 MAX_SOCKET_PATH_BYTES: Final = 107  # sockaddr_un holds 108 with the closing zero
 EARLIER_LIFE_DEADLINE_S: Final = 5.0  # actors end themselves within this time of their launcher
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,5 +247,4 @@ def _make_private(path: Path) -> None:
 
 
 def _by_whom(connected: socket.socket) -> str:
-    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return f" by pid {_CREDENTIALS.unpack(raw)[0]}"
+    return f" by pid {peer_pid(connected)}"

@@ -2,10 +2,13 @@
 
 import os
 import resource
+import socket
+import struct
 import time
 from pathlib import Path
 from typing import Final
 
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 # Positions after the command name in /proc/<pid>/stat, which is field 2 of proc(5).
@@ -69,17 +72,24 @@ def children_of(parent: int) -> list[int]:
 
 def pids_with_argument(argument: str) -> list[int]:
     """The living processes that have exactly this word on their command line."""
-    wanted = os.fsencode(argument)
-    pids = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue  # it has ended, or is not ours
-            if wanted in words:
-                pids.append(int(entry.name))
-    return sorted(pids)
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return sorted(pid for pid in pids if has_argument(pid, argument))
+
+
+def has_argument(pid: int, argument: str) -> bool:
+    """Whether the process lives and has exactly this word on its command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it has ended, or is not ours
+    return os.fsencode(argument) in words
+
+
+def peer_pid(connected: socket.socket) -> int:
+    """The process at the other end of a Unix socket, or the one that listened there."""
+    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(raw)[0]
+    return pid
 
 
 def _state(pid: int) -> str:

@@ -13,6 +13,7 @@ from pillion.messages.inboxes import DaemonToClient
 from pillion.runtime.clock import now_ns
 from pillion.runtime.frame_buffer import FrameBuffer
 from pillion.runtime.paths import claim_socket_path
+from pillion.runtime.proc_files import has_argument, peer_pid
 
 # Bytes that wait in a connection before its client counts as slow, and below which it has caught up.
 SLOW_ABOVE_BYTES: Final = 256 * 1024
@@ -69,6 +70,11 @@ class ClientConnection(asyncio.Protocol):
         self._deaf = True
         self._server.on_lost(self._session_id)
 
+    @property
+    def peer_pid(self) -> int:
+        """The client's process."""
+        return peer_pid(self._transport.get_extra_info("socket"))
+
     def send(self, data: bytes) -> None:
         """Writes as much as the socket takes and keeps the rest."""
         if self._transport.is_closing():
@@ -91,8 +97,10 @@ class ClientConnection(asyncio.Protocol):
 class ClientServer:
     """Listens for clients and writes what the edge has for them, one write for each client and turn."""
 
-    def __init__(self, edge: TextEdge, wake: Callable[[], None]) -> None:
+    def __init__(self, edge: TextEdge, wake: Callable[[], None], actors_argument: str) -> None:
+        """`actors_argument` is the word on the command lines of this daemon's actors: a gateway always has a place."""
         self.edge = edge
+        self._actors_argument = actors_argument
         self.wake = wake  # asks for a turn of the loop
         self._connections: dict[int, ClientConnection] = {}
         self._server: asyncio.AbstractServer
@@ -141,7 +149,10 @@ class ClientServer:
         """A connection is there."""
         self._connections[session_id] = connection
         self._empty.clear()
-        self.edge.open_session(session_id)
+        has_place = self.edge.sessions.is_full and has_argument(
+            connection.peer_pid, self._actors_argument
+        )
+        self.edge.open_session(session_id, now_ns(), has_place)
         self.wake()
 
     def on_lost(self, session_id: int) -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 from pillion.messages.inboxes import DaemonToClient
 from pillion.messages.text import RequestFailed
-from pillion.runtime.errors import RequestError
+from pillion.runtime.errors import InvalidRequest, RequestError
 
 if TYPE_CHECKING:
     from pillion.actors.detokenizer.open_requests import OpenQuestion, OpenRequest, OpenSample
@@ -14,6 +14,8 @@ STALLED_AFTER_NS: Final = 60 * 1_000_000_000
 # The same for one for which so much text, ids and log-probabilities wait.
 MAX_BACKLOG_BYTES: Final = 64 * 1024 * 1024
 MAX_SESSIONS: Final = 1024
+# A connection has so long to say who it is.
+HELLO_WITHIN_NS: Final = 10 * 1_000_000_000
 
 
 class Session:
@@ -51,29 +53,38 @@ class Session:
 class ClientSessions:
     """All sessions, what goes out to them, and whom to hang up on."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_sessions = max_sessions
         self.by_id: dict[int, Session] = {}
         self.replies: list[tuple[int, DaemonToClient]] = []
         self._slow: dict[int, Session] = {}
+        self._silent: dict[
+            int, int
+        ] = {}  # session -> by when it must have said Hello, in this order
         # Connections to close once what was sent to them has left.
         self.hang_ups: list[int] = []
         self._shares: dict[str, tuple[int, int]] = {}  # fairness key -> client key, sessions
         self._next_client_key = 1
 
-    def open(self, session_id: int) -> Session | None:
-        """A new connection; None, with a refusal sent, if there are too many."""
-        if len(self.by_id) >= MAX_SESSIONS:
-            self.turn_away(
-                session_id,
-                RequestError(f"{MAX_SESSIONS} clients are connected", "overloaded", None, 1000),
-            )
-            return None
-        session = self.by_id[session_id] = Session(session_id)
-        return session
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no place for one more client."""
+        return len(self.by_id) >= self._max_sessions
+
+    def open(self, session_id: int, now_ns: int, has_place: bool = False) -> None:
+        """A new connection. It is refused if there are too many, unless a place is kept for it."""
+        if self.is_full and not has_place:
+            count = len(self.by_id)
+            error = RequestError(f"{count} clients are connected", "overloaded", None, 1000)
+            self.turn_away(session_id, error)
+            return
+        self.by_id[session_id] = Session(session_id)
+        self._silent[session_id] = now_ns + HELLO_WITHIN_NS
 
     def greet(self, session: Session, fairness_key: str) -> None:
         """The client has introduced itself: it shares with those of the same key, or has its own share."""
         session.greeted = True
+        self._silent.pop(session.session_id, None)
         session.fairness_key = fairness_key
         client_key, count = self._shares.get(fairness_key, (0, 0))
         if not count:
@@ -87,6 +98,7 @@ class ClientSessions:
         """The connection is gone. Returns its session, if it had one."""
         session = self.by_id.pop(session_id, None)
         self._slow.pop(session_id, None)
+        self._silent.pop(session_id, None)
         if session is not None and session.fairness_key:
             client_key, count = self._shares[session.fairness_key]
             if count == 1:
@@ -114,6 +126,16 @@ class ClientSessions:
         """Says why, and hangs up; what the client has open is cancelled when the connection is gone."""
         self.refuse(session_id, "", error)
         self.hang_ups.append(session_id)
+
+    def turn_away_silent(self, now_ns: int) -> int | None:
+        """Hangs up on connections that have not said Hello in time. Returns when to look again."""
+        for session_id, deadline_ns in list(self._silent.items()):
+            if now_ns < deadline_ns:
+                return deadline_ns
+            del self._silent[session_id]
+            seconds = HELLO_WITHIN_NS // 1_000_000_000
+            self.turn_away(session_id, InvalidRequest(f"no Hello came within {seconds} s"))
+        return None
 
     def note_slow(self, session_id: int, now_ns: int) -> None:
         """The client does not take what was sent."""

@@ -6,9 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pillion
+from pillion.actors.detokenizer.client_sessions import MAX_SESSIONS
 from pillion.actors.detokenizer.faults import client_server
 from pillion.actors.detokenizer.grammars.calls import GrammarReply
 from pillion.actors.detokenizer.grammars.link import GrammarLink
@@ -22,6 +23,7 @@ from pillion.runtime.actor import actor_ready
 from pillion.runtime.channels import Inbox, Post
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S, now_ns
 from pillion.runtime.config import EngineConfig
+from pillion.runtime.open_files import open_files_limit
 from pillion.runtime.process import ActorContext
 from pillion.runtime.stats import StatsReporter
 from pillion.runtime.watchdog import longest_sleep_ns
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# What the text edge has open besides clients and gateways, those that it turns away included.
+OTHER_FILES: Final = 64
+
 
 class EdgeLoop:
     """One text edge in its process."""
@@ -38,7 +43,11 @@ class EdgeLoop:
     def __init__(self, context: ActorContext) -> None:
         self._context = context
         self._edge = TextEdge(
-            context.epoch, context.config, pillion.__version__, peer_epochs=context.peer_epochs
+            context.epoch,
+            context.config,
+            pillion.__version__,
+            peer_epochs=context.peer_epochs,
+            max_sessions=_max_sessions(context.config),
         )
         self._loop = asyncio.get_running_loop()
         address = context.run_dir.inbox(context.name, context.epoch)
@@ -191,6 +200,10 @@ class EdgeLoop:
         if deadline_ns is not None:
             delay_ns = min(max(deadline_ns - now, 0), delay_ns)
         self._timer = self._loop.call_later(delay_ns / NS_PER_S, self._wake)
+
+
+def _max_sessions(config: EngineConfig) -> int:
+    return min(MAX_SESSIONS, open_files_limit() - OTHER_FILES - config.http_gateways)
 
 
 def _tracer(config: EngineConfig) -> "RequestTracer | None":

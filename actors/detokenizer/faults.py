@@ -26,14 +26,19 @@ def client_server(context: ActorContext, edge: TextEdge, wake: Callable[[], None
             raise ConfigError(f"fault_flags: the text edge knows drop_connection=N, got {flag}")
         if flag.conditions.get("epoch", 1) == context.epoch:
             drops.add(flag.value)
-    return _DroppingServer(edge, wake, drops) if drops else ClientServer(edge, wake)
+    argument = context.run_dir.argument
+    if drops:
+        return _DroppingServer(edge, wake, argument, drops)
+    return ClientServer(edge, wake, argument)
 
 
 class _DroppingServer(ClientServer):
     """Counts writes, and loses the connections of some."""
 
-    def __init__(self, edge: TextEdge, wake: Callable[[], None], drops: set[int]) -> None:
-        super().__init__(edge, wake)
+    def __init__(
+        self, edge: TextEdge, wake: Callable[[], None], actors_argument: str, drops: set[int]
+    ) -> None:
+        super().__init__(edge, wake, actors_argument)
         self._drops = drops
         self._num_writes = 0
 

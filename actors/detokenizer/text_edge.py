@@ -9,7 +9,7 @@ from typing import assert_never
 
 from pillion.actors.detokenizer.admissions import Admissions
 from pillion.actors.detokenizer.client_desk import ClientDesk
-from pillion.actors.detokenizer.client_sessions import ClientSessions
+from pillion.actors.detokenizer.client_sessions import MAX_SESSIONS, ClientSessions
 from pillion.actors.detokenizer.closing import Closing
 from pillion.actors.detokenizer.entrance import Entrance
 from pillion.actors.detokenizer.grammar_answers import GrammarAnswers
@@ -55,10 +55,11 @@ class TextEdge:
         version: str,
         edge_index: int = 0,
         peer_epochs: Mapping[str, int] | None = None,
+        max_sessions: int = MAX_SESSIONS,
     ) -> None:
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.finished = False
-        self.sessions = ClientSessions()
+        self.sessions = ClientSessions(max_sessions)
         self.gauges: dict[str, int | float | str] = {
             "open_requests": 0,
             "open_generations": 0,
@@ -114,9 +115,9 @@ class TextEdge:
         self._book.tokenizer = model.tokenizer
         self._preparation.begin_waiting()
 
-    def open_session(self, session_id: int) -> None:
-        """A client has connected."""
-        self.sessions.open(session_id)
+    def open_session(self, session_id: int, now_ns: int, has_place: bool = False) -> None:
+        """A client has connected; it may have a place of its own however many there are."""
+        self.sessions.open(session_id, now_ns, has_place)
 
     def close_session(self, session_id: int) -> None:
         """A client is gone: its requests are cancelled."""
@@ -210,6 +211,7 @@ class TextEdge:
         deadlines = [
             self._admissions.expire(now_ns),
             self._give_up_stalled(now_ns),
+            self.sessions.turn_away_silent(now_ns),
             self.grammars.watch(now_ns),
             self._closing.tick(now_ns),
         ]

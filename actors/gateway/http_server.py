@@ -9,8 +9,10 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from pillion.actors.gateway.http_protocol import GatewayProtocol, http_config
+from pillion.actors.gateway.turned_away import TurnedAway
 from pillion.runtime.http_sockets import BACKLOG
 from pillion.runtime.inherited_sockets import open_inherited
+from pillion.runtime.open_files import open_files_limit
 
 # A peer that is gone without a word is noticed after about half a minute.
 KEEP_ALIVE_IDLE_S: Final = 15
@@ -18,6 +20,8 @@ KEEP_ALIVE_INTERVAL_S: Final = 5
 KEEP_ALIVE_PROBES: Final = 3
 UNACKNOWLEDGED_LIMIT_MS: Final = 30_000
 STOP_DEADLINE_S: Final = 5.0
+# What a gateway has open besides its clients, those that it turns away included.
+OTHER_FILES: Final = 64
 
 
 class HttpServer:
@@ -28,6 +32,8 @@ class HttpServer:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._config = http_config(app)
         self._state = ServerState()
+        self._turned_away: set[TurnedAway] = set()
+        self._most_connections = open_files_limit() - OTHER_FILES
         self._servers: list[asyncio.Server] = []
 
     async def listen(self, descriptor: int) -> socket.socket:
@@ -57,7 +63,9 @@ class HttpServer:
         # One turn of the loop, for transports whose last bytes fit into the kernel's buffers.
         await asyncio.sleep(0)
 
-    def _protocol(self) -> GatewayProtocol:
+    def _protocol(self) -> GatewayProtocol | TurnedAway:
+        if len(self._state.connections) >= self._most_connections:
+            return TurnedAway(self._most_connections, self._turned_away)
         return GatewayProtocol(self._config, self._state)
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,13 @@ class RingDaemon:
     """Ready when it is made. `http` is the path of its HTTP socket."""
 
     def __init__(
-        self, model: Path, root: Path, step_us: int = 300, name: str = NAME, **settings: Any
+        self,
+        model: Path,
+        root: Path,
+        step_us: int = 300,
+        name: str = NAME,
+        prefix: Sequence[str] = (),  # a command that runs the daemon's
+        **settings: Any,
     ) -> None:
         self.http = root / f"{name}.sock"
         settings = {"max_model_len": 100_000, "http_uds": str(self.http), **settings}
@@ -38,6 +44,7 @@ class RingDaemon:
         our_ready_fd, ready_fd = os.pipe()
         self.process = subprocess.Popen(
             [
+                *prefix,
                 sys.executable,
                 str(SCRIPT),
                 f"--step-us={step_us}",

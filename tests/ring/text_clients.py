@@ -82,7 +82,7 @@ class TextClients:
         self._on_the_way.clear()
         self._to_send.clear()
         for session_id in range(NUM_SESSIONS):
-            self._edge.open_session(session_id)
+            self._edge.open_session(session_id, self._now_ns)
             hello = Hello(protocol_version=PROTOCOL_VERSION, fairness_key=str(session_id % 2))
             self._to_send.append((session_id, hello))
         for asked in self._open.values():

@@ -127,6 +127,23 @@ async def test_a_silent_peer_is_hung_up_on(
     writer.close()
 
 
+async def test_silent_peers_shut_nobody_out(run_dir: RunDir, server: ControlServer) -> None:
+    silent = [
+        await asyncio.open_unix_connection(run_dir.control_socket)
+        for _ in range(2 * MAX_CONNECTIONS)
+    ]
+    valid = frame(msgspec.msgpack.encode(StatusRequest()))
+    for _ in range(3):
+        assert (
+            msgspec.msgpack.decode((await exchange(run_dir, valid))[4:], type=DaemonStatus)
+            == STATUS
+        )
+    async with asyncio.timeout(5):
+        assert await silent[0][0].read() == b"", "the longest silent one gives way"
+    for _, writer in silent:
+        writer.close()
+
+
 async def test_connections_are_bounded(run_dir: RunDir, server: ControlServer) -> None:
     peers = [
         await asyncio.open_unix_connection(run_dir.control_socket) for _ in range(MAX_CONNECTIONS)

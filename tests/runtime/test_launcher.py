@@ -14,6 +14,7 @@ import pytest
 
 from pillion.messages.control import StopAccepted, StopRequest
 from pillion.runtime.control_socket import ControlClient
+from pillion.runtime.open_files import LEAST_OPEN_FILES
 from pillion.runtime.paths import DaemonLock, RunDir, daemon_pid
 from pillion.runtime.proc_files import age_s, cpu_seconds
 from pillion.runtime.process import child_environment
@@ -62,6 +63,18 @@ def test_a_daemon_comes_up_forwards_the_geometry_and_stops_in_order(
     assert daemon.directory.log.read_text().splitlines() == stderr
     daemon.nothing_is_left()
     assert daemon_pid(daemon.directory) is None
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_refused_at_the_start(
+    start_daemon: StartDaemon,
+) -> None:
+    few = ("sh", "-c", f'ulimit -n {LEAST_OPEN_FILES - 1}; exec "$@"', "sh")
+    code, stderr = start_daemon(prefix=few).wait_end(30)
+    assert code == 1
+    assert f"may have {LEAST_OPEN_FILES - 1} files open" in stderr[-1]
+    start_daemon(
+        prefix=("sh", "-c", f'ulimit -Sn {LEAST_OPEN_FILES - 1}; exec "$@"', "sh")
+    ).wait_state("ready")
 
 
 def test_the_status_answers_while_the_worker_loads(start_daemon: StartDaemon) -> None:

@@ -127,7 +127,7 @@ class EdgeRig:
 
     def connect(self, session_id: int = 1, fairness_key: str = "") -> None:
         """A client that has said Hello."""
-        self.edge.open_session(session_id)
+        self.edge.open_session(session_id, self.now_ns)
         self.send(session_id, Hello(protocol_version=1, fairness_key=fairness_key))
         self.take(session_id)
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from edge_rig import VOCAB_SIZE, EdgeRig, geometry, joined
 
-from pillion.actors.detokenizer.client_sessions import MAX_SESSIONS
+from pillion.actors.detokenizer.client_sessions import HELLO_WITHIN_NS, MAX_SESSIONS
 from pillion.actors.detokenizer.text_model import TextModel
 from pillion.messages.codec import pack_ids, unpack_ids
 from pillion.messages.control import Drain, Drained, EngineFailed, PeerRestarted, Shutdown
@@ -35,14 +35,14 @@ from pillion.runtime.errors import InvariantBroken
 
 def test_hello_is_answered_with_what_is_known(text_model: TextModel) -> None:
     rig = EdgeRig(text_model, ready=False, served_model_name="mine")
-    rig.edge.open_session(1)
+    rig.edge.open_session(1, rig.now_ns)
     rig.send(1, Hello(protocol_version=1))
     (welcome,) = rig.take()
     assert isinstance(welcome, Welcome)
     assert (welcome.ready, welcome.max_model_len, welcome.model_name) == (False, 0, "mine")
     rig.edge.on_model(text_model)
     rig.ring(geometry(VOCAB_SIZE))
-    rig.edge.open_session(2)
+    rig.edge.open_session(2, rig.now_ns)
     rig.send(2, Hello(protocol_version=1))
     (welcome,) = rig.take(2)
     assert (welcome.ready, welcome.max_model_len, welcome.vocab_size) == (True, 64, VOCAB_SIZE)
@@ -62,7 +62,7 @@ def test_a_wrong_first_frame_is_answered_and_hung_up_on(
     text_model: TextModel, frame: object, code: str
 ) -> None:
     rig = EdgeRig(text_model)
-    rig.edge.open_session(7)
+    rig.edge.open_session(7, rig.now_ns)
     rig.send(7, frame)
     (failure,) = rig.take(7)
     assert isinstance(failure, RequestFailed)
@@ -555,7 +555,7 @@ def test_deadlines_of_ended_requests_do_not_pile_up(rig: EdgeRig) -> None:
 
 def test_a_fairness_key_has_a_limit(text_model: TextModel) -> None:
     rig = EdgeRig(text_model)
-    rig.edge.open_session(1)
+    rig.edge.open_session(1, rig.now_ns)
     rig.send(1, Hello(protocol_version=1, fairness_key="k" * 1000))
     (failure,) = rig.take()
     assert (failure.param, rig.hung_up) == ("fairness_key", [1])
@@ -564,10 +564,34 @@ def test_a_fairness_key_has_a_limit(text_model: TextModel) -> None:
 def test_connections_have_a_limit(text_model: TextModel) -> None:
     rig = EdgeRig(text_model)
     for session_id in range(MAX_SESSIONS):
-        rig.edge.open_session(session_id)
-    rig.edge.open_session(9999)
+        rig.edge.open_session(session_id, rig.now_ns)
+    rig.edge.open_session(9999, rig.now_ns)
     rig.turn()
     (failure,) = rig.take(9999)
     assert (failure.code, rig.hung_up) == ("overloaded", [9999])
+    rig.edge.open_session(9998, rig.now_ns, has_place=True)
+    rig.send(9998, Hello(protocol_version=1))
+    (welcome,) = rig.take(9998)
+    assert isinstance(welcome, Welcome)
+    rig.edge.close_session(9998)
     rig.edge.close_session(3)
     rig.connect(10_000)
+
+
+def test_a_connection_that_does_not_say_who_it_is_is_given_up(text_model: TextModel) -> None:
+    rig = EdgeRig(text_model)
+    rig.connect(1)
+    for session_id in (2, 3, 4):
+        rig.edge.open_session(session_id, rig.now_ns)
+        rig.now_ns += 1
+    rig.edge.close_session(3)
+    rig.now_ns += HELLO_WITHIN_NS - 4
+    rig.turn()
+    assert rig.next_tick_ns is not None
+    rig.now_ns = rig.next_tick_ns
+    rig.turn()
+    (failure,) = rig.take(2)
+    assert (failure.code, rig.hung_up) == ("invalid_request", [2])
+    rig.now_ns += HELLO_WITHIN_NS
+    rig.turn()
+    assert rig.hung_up == [2, 4]
