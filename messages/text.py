@@ -219,6 +219,8 @@ class GenerateChunk(EdgeMessage, frozen=True):
     # In a request's first chunk: prompt tokens that the prefix cache had, and why not more.
     num_cached_tokens: int | None = None
     cache_miss_reason: str = ""
+    error_code: ErrorCode = "internal"  # of `error`
+    error_param: str | None = None  # likewise: the field to change
 
 
 class RequestFailed(EdgeMessage, frozen=True):

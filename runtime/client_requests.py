@@ -7,12 +7,14 @@ from typing import Any, Final, TypedDict, TypeVar
 import msgspec
 
 from pillion.messages.codec import frame
+from pillion.messages.ids import ErrorCode
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import (
     MAX_FRAME_BYTES,
     DetokenizeReply,
     DetokenizeRequest,
     EmbeddingChunk,
+    GenerateChunk,
     GenerateRequest,
     RequestFailed,
     TokenizeReply,
@@ -259,7 +261,18 @@ def check_timeout(name: str, value: float | None) -> None:
 
 def error_of(failure: RequestFailed, prefix: str = "") -> RequestError:
     """The exception that tells a caller of a refusal."""
-    message = prefix + failure.message
-    if failure.code in ("invalid_request", "context_length_exceeded"):
-        return InvalidRequest(message, failure.param, failure.code)
-    return RequestError(message, failure.code, failure.param, failure.retry_after_ms)
+    return _error(prefix + failure.message, failure.code, failure.param, failure.retry_after_ms)
+
+
+def error_of_sample(last: GenerateChunk) -> RequestError:
+    """The exception that tells a caller why a sample ended with an error."""
+    message = last.error or "the request failed inside the daemon"
+    return _error(message, last.error_code, last.error_param)
+
+
+def _error(
+    message: str, code: ErrorCode, param: str | None, retry_after_ms: int | None = None
+) -> RequestError:
+    if code in ("invalid_request", "context_length_exceeded"):
+        return InvalidRequest(message, param, code)
+    return RequestError(message, code, param, retry_after_ms)

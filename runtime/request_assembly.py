@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pillion.messages.codec import num_ids, unpack_floats, unpack_ids
 from pillion.messages.text import GenerateChunk, RequestFailed, RequestTimes, TokenLogprobs
-from pillion.runtime.client_requests import error_of
+from pillion.runtime.client_requests import error_of, error_of_sample
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import RequestError
 from pillion.runtime.outputs import (
@@ -25,6 +25,7 @@ class RequestAssembly:
         self._metrics = RequestMetrics(arrival_time=time.time())
         self._num_open = num_samples
         self._failed = False
+        self._sample_error: RequestError | None = None  # the first one
         self.output = RequestOutput(
             request_id=request_id,
             prompt=prompt,
@@ -50,10 +51,10 @@ class RequestAssembly:
         if not isinstance(reply, GenerateChunk):
             raise RequestError(f"the daemon answered a generation with {type(reply).__name__}")
         new = self.add(reply)
-        if self.finished:
-            for sample in self.output.outputs:
-                if sample.finish_reason == "error":
-                    raise RequestError(sample.error or "the request failed inside the daemon")
+        if reply.finish_reason == "error":
+            self._sample_error = self._sample_error or error_of_sample(reply)
+        if self.finished and self._sample_error is not None:
+            raise self._sample_error
         return new
 
     def add(self, chunk: GenerateChunk) -> RequestOutput:

@@ -218,6 +218,7 @@ class Admissions:
             grammar = FollowedGrammar(
                 sequence_id=sample.sequence_id,
                 source=demand.source,
+                param=demand.param,
                 end_ids=end_ids,
                 num_prompt_tokens=num_prompt_tokens,
                 token_ids=sample.token_ids,

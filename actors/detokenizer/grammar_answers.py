@@ -8,8 +8,9 @@ from pillion.actors.detokenizer.grammars.desk import COMPILE_LOST, MASK_LOST
 from pillion.actors.detokenizer.open_requests import OpenSample
 from pillion.actors.detokenizer.request_book import RequestBook
 from pillion.messages.base import RingMessage
-from pillion.messages.ids import FinishReason
+from pillion.messages.ids import ErrorCode, FinishReason
 from pillion.messages.requests import AbortRequest
+from pillion.runtime.errors import RequestError
 
 
 class GrammarAnswers:
@@ -45,19 +46,27 @@ class GrammarAnswers:
         for sequence_id in lost.sequence_ids:
             sample = self._book.samples.get(sequence_id)
             if sample is not None:
-                self._end(sample, "error", now_ns, MASK_LOST)
+                self._fail(sample, now_ns, MASK_LOST, "invalid_request")
 
     def _take_mask(self, reply: TokenMask, now_ns: int) -> None:
         sample = self._book.samples.get(reply.sequence_id)
         if sample is None or not self._book.grammars.on_mask(reply):
             return
         if reply.error is not None:
-            self._end(sample, "error", now_ns, f"structured_outputs: {reply.error}")
+            self._fail(sample, now_ns, reply.error, reply.error_code)
         elif reply.is_complete:
             self._end(sample, "stop", now_ns)
 
+    def _fail(self, sample: OpenSample, now_ns: int, error: str, code: ErrorCode) -> None:
+        param = self._book.grammars.param(sample.sequence_id)
+        self._end(sample, "error", now_ns, RequestError(f"{param}: {error}", code, param))
+
     def _end(
-        self, sample: OpenSample, reason: FinishReason, now_ns: int, error: str | None = None
+        self,
+        sample: OpenSample,
+        reason: FinishReason,
+        now_ns: int,
+        error: RequestError | None = None,
     ) -> None:
         abort = AbortRequest(epoch=self._epoch, sequence_ids=[sample.sequence_id], reason=reason)
         self._outgoing.append(("scheduler", abort))

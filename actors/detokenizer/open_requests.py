@@ -14,6 +14,7 @@ from pillion.messages.ids import FinishReason, RequestId, SequenceId
 from pillion.messages.requests import NewRequest
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import DetokenizeRequest, TokenizeRequest, TraceContext
+from pillion.runtime.errors import RequestError
 
 
 class OpenSample:
@@ -61,7 +62,7 @@ class OpenSample:
         self.last_token_ns = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.error: str | None = None
+        self.error: RequestError | None = None
 
     def begin_text(self, tokenizer: Tokenizer, answer: AnswerPlan | None) -> None:
         """From now on its tokens become text, as its request wants it."""

@@ -10,7 +10,7 @@ from pillion.actors.detokenizer.request_meter import RequestMeter
 from pillion.actors.detokenizer.tokenizer import Tokenizer
 from pillion.actors.detokenizer.traces import Traces
 from pillion.messages.base import RingMessage
-from pillion.messages.ids import FinishReason, RequestId, SequenceId
+from pillion.messages.ids import ErrorCode, FinishReason, RequestId, SequenceId
 from pillion.messages.requests import AbortRequest
 from pillion.messages.text import GenerateChunk, RequestTimes, TokenLogprobs, Usage
 from pillion.runtime.clock import NS_PER_MS
@@ -25,6 +25,8 @@ _OUTCOME_OF: Final[dict[FinishReason, str]] = {
     "timeout": "timeout",
     "error": "failed",
 }
+# Who was admitted and ends so has failed; others are refused.
+_NOT_THE_CLIENTS: Final[tuple[ErrorCode, ...]] = ("internal", "unavailable")
 
 
 class RequestBook:
@@ -71,7 +73,7 @@ class RequestBook:
         reason: FinishReason,
         now_ns: int,
         stop_reason: int | str | None = None,
-        error: str | None = None,
+        error: RequestError | None = None,
     ) -> None:
         """No token of this sample follows; its last chunk goes out at the next flush."""
         if sample.finish_reason is not None:
@@ -94,7 +96,9 @@ class RequestBook:
             self.traces.request_ends(request)
             del self.requests[request.request_id]
             outcomes = {
-                _OUTCOME_OF[each.finish_reason] for each in request.samples if each.finish_reason
+                _outcome(each.finish_reason, each.error)
+                for each in request.samples
+                if each.finish_reason
             }
             self.counters[f"requests_{max(outcomes, key=_OUTCOMES.index)}"] += 1
         self.mark_all(request)
@@ -116,7 +120,7 @@ class RequestBook:
             if sample.dirty and request.stream:
                 self._sessions.replies.append((session_id, self._next_chunk(sample)))
         self._sessions.refuse(session_id, request.client_request_id, error)
-        refused = request.admitted is None or error.code not in ("internal", "unavailable")
+        refused = request.admitted is None or error.code not in _NOT_THE_CLIENTS
         self.counters["requests_refused" if refused else "requests_failed"] += 1
         self.traces.request_ends(request, error.code)
         self._forget(request, "error")
@@ -188,7 +192,7 @@ class RequestBook:
         is_last = request.num_unsent == 0
         if is_last:
             request.session.requests.pop(request.client_request_id, None)
-        admitted = request.admitted
+        admitted, error = request.admitted, sample.error
         return GenerateChunk(
             client_request_id=request.client_request_id,
             index=sample.index,
@@ -206,11 +210,13 @@ class RequestBook:
             prompt_logprobs=self._prompt_logprobs(request) if is_first else None,
             usage=_usage(request) if is_last else None,
             times=_times(request) if is_last else None,
-            error=sample.error,
+            error=None if error is None else str(error),
             reasoning=parts.reasoning,
             tool_calls=parts.tool_calls,
             num_cached_tokens=request.num_cached_tokens if is_first else None,
             cache_miss_reason=request.miss_reason if is_first else "",
+            error_code="internal" if error is None else error.code,
+            error_param=None if error is None else error.param,
         )
 
     def _logprobs(self, sample: OpenSample) -> TokenLogprobs | None:
@@ -247,6 +253,12 @@ class RequestBook:
                 sample.finish_reason = reason
             self.samples.pop(sample.sequence_id, None)
             self.grammars.close(sample.sequence_id)
+
+
+def _outcome(reason: FinishReason, error: RequestError | None) -> str:
+    if error is not None and error.code not in _NOT_THE_CLIENTS:
+        return "refused"
+    return _OUTCOME_OF[reason]
 
 
 def _usage(request: OpenRequest) -> Usage:

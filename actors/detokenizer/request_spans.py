@@ -33,8 +33,8 @@ def request_span(ended: EndedRequest, model: str, now_ns: int) -> SpanRecord:
     operation = "chat" if request.is_chat else "text_completion"
     end_ns = request.finished_ns or now_ns
     error = ended.error
-    if error is None and any(sample.error for sample in request.samples):
-        error = "internal"
+    if error is None:
+        error = next((sample.error.code for sample in request.samples if sample.error), None)
     return SpanRecord(
         name=f"{operation} {model}",
         start_ns=request.arrival_ns,

@@ -52,4 +52,5 @@ class SchedulerAnswers:
         sample = self._book.samples.get(message.sequence_id)
         if sample is not None:
             sample.end_text()
-            self._book.end_sample(sample, message.finish_reason, now_ns, error=message.message)
+            error = None if message.message is None else RequestError(message.message)
+            self._book.end_sample(sample, message.finish_reason, now_ns, error=error)

@@ -148,7 +148,7 @@ class StepRows:
             stop_reason = last if last in sample.request.user_stop_ids else None
         error = None
         if code == FINISH_ERROR:
-            error = step.output.errors.get(row, "the engine gave no reason")
+            error = RequestError(step.output.errors.get(row, "the engine gave no reason"))
         self._book.end_sample(sample, reason, step.now_ns, stop_reason, error)
 
     def _stop_at(self, sample: OpenSample, stop: str | None, still_runs: bool, now_ns: int) -> None:

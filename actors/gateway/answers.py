@@ -12,7 +12,7 @@ from pillion.actors.gateway.generation import Generation
 from pillion.messages.inboxes import DaemonToClient
 from pillion.messages.text import GenerateChunk, GenerateRequest, RequestFailed
 from pillion.runtime.async_request_exchange import AsyncRequestExchange
-from pillion.runtime.client_requests import error_of
+from pillion.runtime.client_requests import error_of, error_of_sample
 from pillion.runtime.errors import RequestError
 
 # More prompts than this wait here, so that one body cannot fill the daemon's queue.
@@ -83,7 +83,7 @@ class Answers:
                 break
             self._generation.note_chunk(reply)
             if reply.finish_reason == "error":
-                self._error = RequestError(reply.error or "the request failed in the daemon")
+                self._error = error_of_sample(reply)
                 break
             prompt = self._prompts[reply.client_request_id]
             chunks.append((prompt, reply))

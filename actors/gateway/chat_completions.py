@@ -46,16 +46,16 @@ async def chat_completions(gateway: Gateway, exchange: Exchange, data: bytes) ->
         gateway.check_model(request.model)
         params = chat_sampling(request)
         generate = chat_generation(gateway, request, params)
+        renamed = {**_RENAMED, STRUCTURE: structure_field(request) or STRUCTURE}
         try:
             async with Answers(gateway.link, [generate], generation) as answers:
                 if request.stream:
                     shape = _ChatStream(gateway.model_name, request)
-                    await stream_answers(exchange, answers, shape, body.headers)
+                    await stream_answers(exchange, answers, shape, body.headers, renamed)
                 else:
                     reply = await _whole(gateway.model_name, request, params.n, answers)
                     await exchange.reply(200, msgspec.json.encode(reply), body.headers)
         except (RequestError, DaemonUnavailable) as error:
-            renamed = {**_RENAMED, STRUCTURE: structure_field(request) or STRUCTURE}
             raise http_error_of(error, renamed) from error
 
 

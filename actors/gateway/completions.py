@@ -41,20 +41,20 @@ async def completions(gateway: Gateway, exchange: Exchange, data: bytes) -> None
         gateway.check_model(request.model)
         params = completion_sampling(request)
         prompts = read_prompts(request.prompt)
+        renamed = {**_RENAMED, STRUCTURE: structure_field(request) or STRUCTURE}
         try:
             echoes = [await _echo(gateway, request, prompt) for prompt in prompts]
             generations = [_generation(gateway, request, prompt, params) for prompt in prompts]
             async with Answers(gateway.link, generations, generation) as answers:
                 shape = _CompletionShape(gateway.model_name, request, params.n, echoes)
                 if request.stream:
-                    await stream_answers(exchange, answers, shape, body.headers)
+                    await stream_answers(exchange, answers, shape, body.headers, renamed)
                 else:
                     while chunks := await answers.next():
                         shape.add(chunks)
                     reply = msgspec.json.encode(shape.whole())
                     await exchange.reply(200, reply, body.headers)
         except (RequestError, DaemonUnavailable) as error:
-            renamed = {**_RENAMED, STRUCTURE: structure_field(request) or STRUCTURE}
             raise http_error_of(error, renamed) from error
 
 

@@ -40,11 +40,16 @@ class AnswerShape:
 
 
 async def stream_answers(
-    exchange: Exchange, answers: Answers, shape: AnswerShape, headers: Headers = ()
+    exchange: Exchange,
+    answers: Answers,
+    shape: AnswerShape,
+    headers: Headers = (),
+    renamed: dict[str, str] | None = None,
 ) -> None:
     """Streams answers. A failure before the first chunk is raised, so that it gets a status of its own.
 
-    A later one is told in the stream and raised too; then the exchange's status is set already.
+    A later one is told in the stream, with fields `renamed` as in `http_error_of`, and raised too; then the
+    exchange's status is set already.
     """
     chunks = await answers.next()
     await exchange.start_events(headers)
@@ -55,7 +60,7 @@ async def stream_answers(
     except ClientGone:
         raise
     except Exception as error:
-        told = http_error_of(error)
+        told = http_error_of(error, renamed)
         await exchange.send_events(shape.error(told))
         await exchange.end_events()
         raise

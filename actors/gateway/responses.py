@@ -50,7 +50,8 @@ async def responses(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
         try:
             async with Answers(gateway.link, [generate], generation) as answers:
                 if request.stream:
-                    await stream_answers(exchange, answers, ResponseStream(begun), body.headers)
+                    shape = ResponseStream(begun)
+                    await stream_answers(exchange, answers, shape, body.headers, _RENAMED)
                 else:
                     builder = ResponseBuilder(begun)
                     while chunks := await answers.next():

@@ -161,6 +161,18 @@ def test_bad_structures_are_refused_and_hurt_nobody(llm: LLM, structure: Any) ->
     assert sample.text == "fine"
 
 
+def test_a_grammar_that_outgrows_its_limits_is_refused_and_hurts_nobody(name: str) -> None:
+    endless = constrained(structure={"grammar": 'root ::= "a" root'})
+    with Client(name) as client:
+        person = client.chat(CHAT, constrained(), stream=True)
+        texts = [next(person).outputs[0].text]
+        with pytest.raises(InvalidRequest, match="Write fewer alternatives") as caught:
+            client.generate("a", endless)
+        assert caught.value.param == "structured_outputs"
+        texts += [part.outputs[0].text for part in person]
+    check_person("".join(texts))
+
+
 def test_clients_stream_it(name: str) -> None:
     with Client(name) as client:
         texts = [part.outputs[0].text for part in client.chat(CHAT, constrained(), stream=True)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pillion.messages.codec import (
     FRAME_HEADER_BYTES,
@@ -320,6 +321,20 @@ class FakeTextEdge:
                     error="a NaN in the logits",
                 )
             )
+        elif command == "OUTGROW":
+            first = GenerateChunk(
+                client_request_id=request_id, index=0, text="a", token_ids=pack_ids([1])
+            )
+            last = GenerateChunk(
+                client_request_id=request_id,
+                index=0,
+                offset=1,
+                finish_reason="error",
+                error="structured_outputs: too many items",
+                error_code="invalid_request",
+                error_param="structured_outputs",
+            )
+            await session.send(*([first, last] if request.stream else [replace(last, offset=0)]))
         elif command == "THINK":
             await self._think(session, request)
         else:

@@ -154,6 +154,13 @@ def test_a_sample_that_broke(client: Client) -> None:
     assert text_of(fine) == "a "
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sample_that_its_request_breaks(client: Client, stream: bool) -> None:
+    with pytest.raises(InvalidRequest, match="too many items") as caught:
+        list(client.generate("OUTGROW", stream=stream))
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "structured_outputs")
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

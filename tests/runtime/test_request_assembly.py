@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pillion.messages.codec import pack_floats, pack_ids
 from pillion.messages.text import GenerateChunk, RequestTimes, TokenLogprobs, ToolCallDelta
-from pillion.runtime.errors import RequestError
+from pillion.runtime.errors import InvalidRequest, RequestError
 from pillion.runtime.outputs import Logprob
 from pillion.runtime.request_assembly import RequestAssembly, logprob_dicts
 
@@ -71,6 +71,16 @@ def test_nothing_comes_after_the_end() -> None:
     assembly.add(chunk(0, [1], finish_reason="stop"))
     with pytest.raises(RequestError, match="sample 0 after its end"):
         assembly.add(chunk(1, [1]))
+
+
+def test_the_first_sample_that_failed_says_why_when_all_have_ended() -> None:
+    assembly = RequestAssembly("r", 2, None)
+    why = {"error": "the grammar", "error_code": "invalid_request", "error_param": "tools"}
+    assembly.take(chunk(0, [1], index=1, finish_reason="error", **why))
+    with pytest.raises(InvalidRequest, match="the grammar") as caught:
+        assembly.take(chunk(0, [1], finish_reason="error", error="a NaN"))
+    assert caught.value.param == "tools"
+    assert assembly.ended
 
 
 PROMPT_LOGPROBS = TokenLogprobs(

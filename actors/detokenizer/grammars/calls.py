@@ -7,7 +7,7 @@ import msgspec
 
 from pillion.actors.detokenizer.grammars.source import GrammarSource
 from pillion.messages.codec import frame
-from pillion.messages.ids import RequestId, SequenceId
+from pillion.messages.ids import ErrorCode, RequestId, SequenceId
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -66,6 +66,7 @@ class TokenMask(_Call, frozen=True):
     mask: bytes = b""
     is_complete: bool = False
     error: str | None = None
+    error_code: ErrorCode = "invalid_request"
 
 
 GrammarCall = SetVocabulary | CompileGrammar | OpenGrammar | AdvanceGrammar | CloseGrammar

@@ -44,6 +44,7 @@ class FollowedGrammar:
 
     sequence_id: SequenceId
     source: GrammarSource
+    param: str  # the field of the request that asks for it
     end_ids: list[int]
     num_prompt_tokens: int
     token_ids: "array[int]"  # the sample's own, all that it has produced
@@ -102,6 +103,10 @@ class GrammarDesk:
     def num_followed(self) -> int:
         """Sequences with a grammar."""
         return len(self._followed)
+
+    def param(self, sequence_id: SequenceId) -> str:
+        """The field that asks for the grammar of an open sequence."""
+        return self._followed[sequence_id].param
 
     def compile(self, request_id: RequestId, source: GrammarSource) -> None:
         """Asks whether a grammar works."""

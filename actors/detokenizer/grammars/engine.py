@@ -10,6 +10,7 @@ import numpy.typing as npt
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from pillion.actors.detokenizer.grammars.source import GrammarSource
+from pillion.messages.ids import ErrorCode
 
 _WORD_BITS: Final = 32
 _WORD_BYTES: Final = 4
@@ -26,10 +27,17 @@ _LIMITS: Final = llguidance.LLParserLimits(
 _MAX_ERROR_CHARS: Final = 400
 _FULL_BYTE: Final = 0xFF
 _DEAD_END: Final = "NoExtension"  # and the beginning of a similar one
+# What the library says of a sequence that outgrows its limits, in one way or another.
+_LIMIT_WORDS: Final = ("(limit ", "max is", "fuel", "lexer error")
+_SIMPLER: Final = "Write fewer alternatives in one place, and no rule that leads back to itself without an alternative"
 
 
 class GrammarError(Exception):
-    """A grammar cannot be compiled or followed; the message is for the client."""
+    """A grammar cannot be compiled or followed. Message and code are for the client."""
+
+    def __init__(self, message: str, code: ErrorCode = "invalid_request") -> None:
+        super().__init__(message)
+        self.code: ErrorCode = code
 
 
 class Matcher:
@@ -55,19 +63,17 @@ class Matcher:
         return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
 
     def advance(self, token_ids: bytes) -> None:
-        """Takes packed tokens. Raises GrammarError for one that the grammar does not allow."""
+        """Takes packed tokens. Raises GrammarError for one that does not fit or that takes too much."""
         for token_id in array("i", token_ids):
             if not self._matcher.consume_token(token_id):
-                raise GrammarError(
-                    f"token {token_id} does not fit the grammar: {_said(self._matcher)}"
-                )
+                raise _failure(self._matcher, token_id)
             self.num_tokens += 1
 
     def mask(self) -> bytes:
         """Which tokens may come next. Raises GrammarError if there is none."""
         data = bytearray(self._matcher.compute_bitmask())
         if self._matcher.is_error():
-            raise GrammarError(_said(self._matcher))
+            raise _failure(self._matcher)
         accepting = self._matcher.is_accepting()
         del data[self._num_mask_bytes :]
         bits = np.frombuffer(data, dtype=np.uint8)
@@ -106,7 +112,7 @@ class GrammarEngine:
         except (ValueError, TypeError, RecursionError) as error:
             raise GrammarError(_shortened(str(error))) from error
         if matcher.is_error():
-            raise GrammarError(_said(matcher))
+            raise GrammarError(_shortened(matcher.get_error()))
         return matcher
 
     def start(
@@ -181,9 +187,17 @@ def _grammar(source: GrammarSource) -> Any:
             return llguidance.LLMatcher.grammar_from_lark(source.text)
 
 
-def _said(matcher: llguidance.LLMatcher) -> str:
+def _failure(matcher: llguidance.LLMatcher, token_id: int | None = None) -> GrammarError:
+    """What has gone wrong with a matcher, after this token if any."""
     said = _shortened(matcher.get_error())
-    return "no text matches it" if said.startswith(_DEAD_END) else said
+    if said.startswith(_DEAD_END):
+        return GrammarError("no text matches it")
+    if any(word in said for word in _LIMIT_WORDS):
+        return GrammarError(f"following it takes too much: {said}. {_SIMPLER}")
+    if token_id is None:
+        return GrammarError(said)
+    # Although the masks had only tokens that do.
+    return GrammarError(f"token {token_id} does not fit the grammar: {said}", "internal")
 
 
 def _shortened(text: str) -> str:

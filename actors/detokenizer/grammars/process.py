@@ -27,7 +27,7 @@ from pillion.actors.detokenizer.grammars.calls import (
 from pillion.actors.detokenizer.grammars.compile_probe import CompileProbe
 from pillion.actors.detokenizer.grammars.compiled_grammars import CompiledGrammars
 from pillion.actors.detokenizer.grammars.engine import GrammarEngine, GrammarError, Matcher
-from pillion.messages.ids import SequenceId
+from pillion.messages.ids import ErrorCode, SequenceId
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.frame_buffer import FrameBuffer
 
@@ -83,24 +83,31 @@ class GrammarServer:
         try:
             matcher = engine.start(grammars.get(call.source), call.end_ids, call.opening_ids)
         except GrammarError as error:
-            return TokenMask(sequence_id=call.sequence_id, num_tokens=0, error=str(error))
+            return TokenMask(
+                sequence_id=call.sequence_id,
+                num_tokens=0,
+                error=str(error),
+                error_code=error.code,
+            )
         self._matchers[call.sequence_id] = matcher
         return self._follow(call, matcher)
 
     def _follow(self, call: OpenGrammar | AdvanceGrammar, matcher: Matcher) -> TokenMask:
         mask, error = b"", None
+        code: ErrorCode = "invalid_request"
         try:
             matcher.advance(call.token_ids)
             if not matcher.is_complete:
                 mask = matcher.mask()
         except GrammarError as failure:
-            error = str(failure)
+            error, code = str(failure), failure.code
         return TokenMask(
             sequence_id=call.sequence_id,
             num_tokens=matcher.num_tokens,
             mask=mask,
             is_complete=error is None and matcher.is_complete,
             error=error,
+            error_code=code,
         )
 
     def _wake(self) -> None:

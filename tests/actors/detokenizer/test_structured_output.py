@@ -218,7 +218,9 @@ def test_a_grammar_that_fails_after_admission_ends_that_request_alone(
         admitted = grammars.generate({"regex": "a+"})
     (chunk,) = grammars.rig.take()
     assert (chunk.client_request_id, chunk.finish_reason) == ("r", "error")
-    assert "out of order" in chunk.error
+    assert chunk.error == "structured_outputs: out of order"
+    assert (chunk.error_code, chunk.error_param) == ("invalid_request", "structured_outputs")
+    assert grammars.rig.edge.counters["requests_refused"] == 1
     (abort,) = grammars.rig.take_ring(AbortRequest)
     assert abort.sequence_ids == [admitted.request_id]
     grammars.seat(other)
@@ -235,6 +237,21 @@ def test_a_token_outside_the_grammar_ends_the_request(grammars: GrammarRig) -> N
     *_, last = grammars.rig.take()
     assert last.finish_reason == "error"
     assert "does not fit" in last.error
+    assert last.error_code == "internal"
+    assert grammars.rig.edge.counters["requests_failed"] == 1
+
+
+def test_a_grammar_that_outgrows_its_limits_is_its_requests_fault(grammars: GrammarRig) -> None:
+    other = grammars.generate({"regex": "b+"}, client_request_id="other")
+    admitted = grammars.generate({"grammar": 'root ::= "a" root'}, sampling={"n": 2})
+    for index in range(2):
+        grammars.step(admitted, ord("a"), index)
+    first, second = [chunk for chunk in grammars.rig.take() if chunk.finish_reason]
+    for chunk in (first, second):
+        assert (chunk.finish_reason, chunk.error_code) == ("error", "invalid_request")
+        assert "takes too much" in chunk.error
+    grammars.seat(other)
+    assert grammars.mask() == {ord("b")}
 
 
 def test_another_process_goes_on_where_the_first_one_was(grammars: GrammarRig) -> None:

@@ -117,3 +117,23 @@ async def test_a_refusal_names_the_field_that_was_used(
     ):
         assert (answer.status, answer.error["param"]) == (400, field)
     assert [request.sampling_params is not None for request in rig.edge.requests] == [True, True]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "prompt", "asked", "param"),
+    [
+        ("chat/completions", "messages", {"guided_regex": "a"}, "guided_regex"),
+        ("completions", "prompt", {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ("responses", "input", {"text": {"format": {"type": "json_object"}}}, "text"),
+    ],
+)
+async def test_a_grammar_that_fails_later_is_the_requests_fault(
+    rig: GatewayRig, path: str, prompt: str, asked: dict[str, Any], param: str, stream: bool
+) -> None:
+    said = [{"role": "user", "content": "OUTGROW"}] if prompt == "messages" else "OUTGROW"
+    answer = await rig.post(f"/v1/{path}", {prompt: said, "stream": stream, **asked})
+    assert answer.status == (200 if stream else 400)
+    assert b"invalid_request" in answer.body
+    assert f"{param}: too many items".encode() in answer.body
+    assert (await rig.chat("word")).status == 200

@@ -47,6 +47,7 @@ def follow(
     grammar = FollowedGrammar(
         sequence_id=sequence_id,
         source=SOURCE,
+        param="structured_outputs",
         end_ids=[2],
         num_prompt_tokens=10,
         token_ids=array("i", token_ids),

@@ -144,8 +144,35 @@ def test_what_cannot_work_is_said(engine: GrammarEngine, field: str, value: obje
 
 def test_a_token_outside_the_grammar_is_an_error(engine: GrammarEngine) -> None:
     matcher = start(engine, regex="a+")
-    with pytest.raises(GrammarError, match="does not fit"):
+    with pytest.raises(GrammarError, match="does not fit") as caught:
         spell(matcher, "b")
+    assert caught.value.code == "internal"
+
+
+ONE_OF_MANY = {
+    "anyOf": [
+        {"type": "object", "properties": {f"p{place}": {}}, "required": [f"p{place}"]}
+        for place in range(3000)
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("structure", "text"),
+    [({"grammar": 'root ::= "a" root'}, "aa"), ({"json": ONE_OF_MANY}, "{")],
+    ids=["endless", "wide"],
+)
+def test_what_outgrows_the_limits_is_the_clients_to_change(
+    engine: GrammarEngine, structure: dict[str, object], text: str
+) -> None:
+    source = source_of(StructuredOutputsParams(**structure))  # type: ignore[arg-type]
+    engine.check(source)
+    matcher = start(engine, **structure)
+    with pytest.raises(GrammarError, match="Write fewer alternatives") as caught:
+        for character in text:
+            spell(matcher, character)
+            matcher.mask()
+    assert caught.value.code == "invalid_request"
 
 
 def test_what_no_token_can_spell_is_an_error() -> None:
