@@ -15,6 +15,8 @@ TAIL: WS "}"
 COMMA: WS "," WS
 """
 PARAM: Final = "tools"
+# A comment above rules: whose schema they hold to. GrammarEngine names it where the schema is no good.
+LABEL: Final = "// of "
 _FREE_ARGUMENTS: Final = {"type": "object"}
 
 
@@ -39,12 +41,16 @@ def around(opening: str, body: str, answer: str | None, *also: str) -> str:
     `also`: what else may not come in the free text.
     """
     if answer is not None:
-        return f"start: answer | (WS {opening} WS calls)+\nanswer: {answer}\ncalls: {body}\n"
-    if opening.startswith("<["):  # a token that is no text
-        return f"start: (TEXT {opening} calls)* TEXT\ncalls: {body}\n"
+        return f"start: answer | (WS {opening} WS calls)+\n{LABEL}the answer\nanswer: {answer}\ncalls: {body}\n"
+    if opening.startswith(
+        "<["
+    ):  # a token that is no text; the same spelled out would be read as it is
+        rules, hidden = f"start: (PLAIN {opening} calls)* PLAIN\n", also
+    else:
+        rules, hidden = f"start: (OPEN calls)* PLAIN\nOPEN: PLAIN {opening} WS\n", (opening, *also)
     return (
-        f"start: (OPEN calls)* PLAIN\ncalls: {body}\nOPEN: PLAIN {opening} WS\nPLAIN: TEXT & ~HAS_CALL\n"
-        f"HAS_CALL: TEXT ({' | '.join((opening, *also))}) TEXT\n"
+        f"{rules}calls: {body}\nPLAIN: TEXT & ~HAS_CALL\n"
+        f"HAS_CALL: TEXT ({' | '.join(hidden)}) TEXT\n"
     )
 
 
@@ -59,9 +65,14 @@ def json_rule(schema: dict[str, Any], whitespace: str = WHITESPACE) -> str:
 def arguments_rules(functions: Sequence[dict[str, Any]]) -> str:
     """`args_I` for each function: what its schema says if it is strict, else any object."""
     return "".join(
-        f"args_{place}: {json_rule(_arguments(function))}\n"
+        f"{label(function)}args_{place}: {json_rule(_arguments(function))}\n"
         for place, function in enumerate(functions)
     )
+
+
+def label(function: dict[str, Any]) -> str:
+    """The comment above rules that hold to a function's schema."""
+    return f"{LABEL}function {quoted(function['name'])}\n"
 
 
 def object_rules(

@@ -1,5 +1,6 @@
 """Grammars that are compiled and followed, by llguidance."""
 
+import re
 from array import array
 from collections.abc import Iterable
 from typing import Any, Final
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from pillion.actors.detokenizer.grammars.call_rules import LABEL
 from pillion.actors.detokenizer.grammars.source import GrammarSource
 from pillion.messages.ids import ErrorCode
 
@@ -27,6 +29,10 @@ _LIMITS: Final = llguidance.LLParserLimits(
 _MAX_ERROR_CHARS: Final = 400
 _FULL_BYTE: Final = 0xFF
 _DEAD_END: Final = "NoExtension"  # and the beginning of a similar one
+_BAD_SCHEMA: Final = re.compile(
+    r"at (?P<line>[0-9]+)\([0-9]+\): failed to compile JSON schema: (?P<why>.*?)\n *[0-9]+ \|",
+    re.DOTALL,
+)
 # What the library says of a sequence that outgrows its limits, in one way or another.
 _LIMIT_WORDS: Final = ("(limit ", "max is", "fuel", "lexer error")
 _SIMPLER: Final = "Write fewer alternatives in one place, and no rule that leads back to itself without an alternative"
@@ -112,7 +118,8 @@ class GrammarEngine:
         except (ValueError, TypeError, RecursionError) as error:
             raise GrammarError(_shortened(str(error))) from error
         if matcher.is_error():
-            raise GrammarError(_shortened(matcher.get_error()))
+            said = matcher.get_error()
+            raise GrammarError(_of_schema(said, source) or _shortened(said))
         return matcher
 
     def start(
@@ -185,6 +192,20 @@ def _grammar(source: GrammarSource) -> Any:
                 raise GrammarError(_shortened(str(error))) from error
         case "lark":
             return llguidance.LLMatcher.grammar_from_lark(source.text)
+
+
+def _of_schema(said: str, source: GrammarSource) -> str | None:
+    """The complaint about a schema in a grammar of our own making, without that grammar."""
+    bad = _BAD_SCHEMA.match(said)
+    if bad is None:
+        return None
+    above = source.text.split("\n")[: int(bad["line"])]
+    labels = [line for line in above if line.startswith(LABEL)]
+    if not labels:
+        return None
+    return _shortened(
+        f"the schema of {labels[-1].removeprefix(LABEL)} cannot be kept to: {bad['why']}"
+    )
 
 
 def _failure(matcher: llguidance.LLMatcher, token_id: int | None = None) -> GrammarError:

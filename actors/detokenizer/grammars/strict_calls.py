@@ -52,7 +52,7 @@ def strict_grammar(
         case "deepseek":
             return _deepseek(functions, tokens, answer)
         case "json" | "llama3_json" if answer is None:
-            return _bare(functions, _marker(PYTHON_TAG, tokens) if form != "json" else None)
+            return _bare(functions, None if form == "json" else PYTHON_TAG, tokens)
         case "json" | "llama3_json":
             raise refusal("a form of the answer beside it cannot be told from a call")
         case _:
@@ -64,19 +64,22 @@ def _marker(text: str, tokens: SpecialTokens) -> str:
     return quoted(text) if token_id is None else f"<[{token_id}]>"
 
 
-def _bare(functions: Functions, tag: str | None) -> str:
-    """Calls at the beginning of the answer, or behind the tag."""
+def _bare(functions: Functions, tag: str | None, tokens: SpecialTokens) -> str:
+    """Calls at the beginning of the answer, or behind the tag where that is a token; no text spells it out."""
     key = "arguments" if tag is None else "parameters"
+    tag_id = None if tag is None else tokens(tag)
+    behind_tag = "" if tag_id is None else f" (<[{tag_id}]> calls)*"
+    text = "TEXT" if tag is None else "TEXT & ~HAS_TAG"
+    hidden = "" if tag is None else f"HAS_TAG: TEXT {quoted(tag)} TEXT\n"
     names = "|".join(quoted(json.dumps(function["name"])) for function in functions)
     others = "|".join(quoted(json.dumps(other)) for other in _OTHER_KEYS)
-    behind_tag = "" if tag is None else f" ({tag} calls)*"
     return (
         f"start: (PLAIN | calls){behind_tag}\n"
-        "calls: many (COMMA call)* LIST_END TEXT | one next* AFTER\n"
+        f"calls: many (COMMA call)* LIST_END REST | one next* AFTER\nREST: {text}\n{hidden}"
         'LIST_END: WS "]"\n'
-        f'AFTER: TEXT & ~GOES_ON\nGOES_ON: {_SEPARATORS} "{{" TEXT\n'
+        f'AFTER: {text} & ~GOES_ON\nGOES_ON: {_SEPARATORS} "{{" TEXT\n'
         'FENCE: ("```json" | "```")? WS\n'
-        "PLAIN: TEXT & ~IS_CALL\n"
+        f"PLAIN: {text} & ~IS_CALL\n"
         f'IS_CALL: WS FENCE ("[" WS)? "{{" WS ({member("name")} ({names}) | {others}) TEXT\n'
         f"{COMMON}{arguments_rules(functions)}{object_rules(functions, key)}"
         f"{object_rules(functions, key, _FENCE, 'one')}"
@@ -92,7 +95,7 @@ def _mistral(functions: Functions, tokens: SpecialTokens, answer: str | None) ->
         named += f"named_{place}: NAME_{place} {arguments} args_{place}\n"
         named += f"NAME_{place}: WS {quoted(function['name'])}\n"
     return (
-        f"{COMMON}{around(_marker(mistral.CALLS, tokens), 'list | named', answer)}"
+        f"{COMMON}{around(_marker(mistral.CALLS, tokens), 'list | named', answer, quoted(mistral.CALLS))}"
         'list: LIST_BEGIN call (COMMA call)* LIST_END\nLIST_BEGIN: WS "[" WS\nLIST_END: WS "]"\n'
         f"named: {one_of('named', functions)}\n{named}"
         f"{object_rules(functions, 'arguments')}{arguments_rules(functions)}"
@@ -107,7 +110,7 @@ def _deepseek(functions: Functions, tokens: SpecialTokens, answer: str | None) -
         each += f"call_{place}: {name} {separator} args_{place}\n"
         each += f' | "function" {separator} {fenced_name} args_{place} "\\n```"\n'
     opening = _marker(deepseek.CALLS_BEGIN, tokens)
-    also = (begin,) if begin.startswith('"') else ()
+    also = (quoted(deepseek.CALLS_BEGIN), quoted(deepseek.CALL_BEGIN))
     return (
         f"{COMMON}{around(opening, f'(call WS)+ {all_end}', answer, *also)}"
         f"call: {begin} ({one_of('call', functions)}) {end}\n{each}{arguments_rules(functions)}"

@@ -7,6 +7,7 @@ from pillion.actors.detokenizer.grammars.call_rules import (
     COMMON,
     around,
     json_rule,
+    label,
     quoted,
     refusal,
 )
@@ -41,7 +42,7 @@ _END: Final = f'"\\n" {quoted(PARAMETER_END)} "\\n"'
 
 def _function(place: int, function: dict[str, Any]) -> str:
     opening = f"{FUNCTION}{function['name']}>\n"
-    head = f"function_{place}: {quoted(opening)}"
+    head = f"{label(function)}function_{place}: {quoted(opening)}"
     if not function.get("strict"):
         return f'{head} ({quoted(PARAMETER)} KEY ">\\n" VALUE)*\n'
     schema = function.get("parameters") or {}
@@ -53,17 +54,19 @@ def _function(place: int, function: dict[str, Any]) -> str:
         names.append(name if key in required else f"{name}?")
         opening = f"{PARAMETER}{key}>\n"
         described = value if isinstance(value, dict) else {}
-        rules += f"{name}: {quoted(opening)} {_value(described, is_text(types[key]), schema)}\n"
+        where = f"parameter {key!r:.80} of function {function['name']!r:.80}"
+        value_rule = _value(described, is_text(types[key]), schema, where)
+        rules += f"{name}: {quoted(opening)} {value_rule}\n"
     return f"{head} {' '.join(names)}\n{rules}"
 
 
-def _value(schema: dict[str, Any], text: bool, root: dict[str, Any]) -> str:
+def _value(schema: dict[str, Any], text: bool, root: dict[str, Any], where: str) -> str:
     if not text:
         definitions = {key: root[key] for key in _DEFINITIONS if key in root}
         return f"{json_rule({**schema, **definitions})} {_END}"
     restricting = _RESTRICTIONS.intersection(schema)
     if restricting:
-        raise refusal(f"{min(restricting)!r} of a text parameter cannot be kept to in this format")
+        raise refusal(f"{min(restricting)!r} of the text {where} cannot be kept to in this format")
     choices = schema.get("enum")
     if choices:
         return f"({' | '.join(quoted(str(choice)) for choice in choices)}) {_END}"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pillion.actors.detokenizer.answer_formats import TOOL_FORMATS
-from pillion.actors.detokenizer.grammars.engine import GrammarEngine
+from pillion.actors.detokenizer.grammars.engine import GrammarEngine, GrammarError
 from pillion.actors.detokenizer.grammars.source import GrammarSource
 from pillion.actors.detokenizer.grammars.strict_calls import strict_grammar
 from pillion.actors.detokenizer.parsed_output import ParsedOutput
@@ -155,6 +155,23 @@ def test_markers_that_are_text_begin_calls_too(form: str, opening: str) -> None:
     assert followed(form, f"{opening} x", special=False).endswith("|")
 
 
+@pytest.mark.parametrize(
+    ("form", "marker"),
+    [
+        ("mistral", "[TOOL_CALLS]"),
+        ("deepseek", DC_BEGIN),
+        ("deepseek", DS_BEGIN),
+        ("llama3_json", "<|python_tag|>"),
+    ],
+)
+@pytest.mark.parametrize("special", [True, False])
+def test_no_text_spells_a_marker_out(form: str, marker: str, special: bool) -> None:
+    grammar = strict_grammar(form, FUNCTIONS, IDS.get if special else lambda _: None, None)
+    matcher = ENGINE.start(ENGINE.compile(GrammarSource(kind="lark", text=grammar)), [3])
+    with pytest.raises(GrammarError, match="does not fit"):
+        matcher.advance(array("i", list(f"Hm {marker} x".encode())).tobytes())
+
+
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "mistral", "deepseek"])
 def test_a_form_beside_it_is_for_answers_that_call_nothing(form: str) -> None:
     assert followed(form, '{"z": null}', FORM) == '{"z": null}'
@@ -176,8 +193,20 @@ def test_what_cannot_be_held_is_refused(form: str, answer: str | None) -> None:
 def test_restrictions_that_plain_text_cannot_be_held_to_are_refused() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}}
     function = {"name": "f", "strict": True, "parameters": schema}
-    with pytest.raises(RequestError, match="'pattern' of a text parameter"):
+    with pytest.raises(RequestError, match="'pattern' of the text parameter 'a' of function 'f'"):
         strict_grammar("qwen3_coder", [function], IDS.get, None)
+
+
+@pytest.mark.parametrize("form", sorted({form for form, _ in CALLS}))
+def test_a_schema_that_cannot_be_kept_to_is_named(form: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    bad = {"name": "bad", "strict": True, "parameters": schema}
+    grammar = strict_grammar(form, [*FUNCTIONS, bad], IDS.get, None)
+    with pytest.raises(GrammarError) as caught:
+        ENGINE.compile(GrammarSource(kind="lark", text=grammar))
+    assert str(caught.value) == (
+        'the schema of function "bad" cannot be kept to: Unimplemented keys: ["uniqueItems"]'
+    )
 
 
 @pytest.mark.parametrize("form", sorted({form for form, _ in CALLS}))
