@@ -17,4 +17,8 @@ def gumbel_noise(
     seeds and positions: [n] int64. token_ids: [m] (the same for all rows) or [n, m], any integer type,
     each below 2**31. Returns [n, m] float32.
     """
+    if seeds.is_cuda:
+        from pillion.kernels.gumbel_noise import triton_impl
+
+        return triton_impl.gumbel_noise(seeds, positions, token_ids)
     return reference.gumbel_noise(seeds, positions, token_ids)

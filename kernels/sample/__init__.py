@@ -34,8 +34,10 @@ def sample(
     """
     if logits.shape[0] == 0 or all_greedy:
         return reference.greedy(logits)
-    if logits.device.type == "cpu":
-        return cpu.sample(logits, temperature, min_p, top_k, top_p, seeds, positions)
-    return reference.sample(
-        logits, temperature, min_p, top_k, top_p, seeds, positions, any_filter=any_filter
-    )
+    if logits.is_cuda:
+        from pillion.kernels.sample import triton_impl
+
+        return triton_impl.sample(
+            logits, temperature, min_p, top_k, top_p, seeds, positions, any_filter=any_filter
+        )
+    return cpu.sample(logits, temperature, min_p, top_k, top_p, seeds, positions)

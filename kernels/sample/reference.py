@@ -5,8 +5,8 @@ from typing import Final
 
 import torch
 
-from pillion.kernels.gumbel_noise import gumbel_noise
-from pillion.kernels.sampling_threshold import sampling_threshold
+from pillion.kernels.gumbel_noise.reference import gumbel_noise
+from pillion.kernels.sampling_threshold.reference import sampling_threshold
 
 MIN_TEMPERATURE: Final = 1e-5
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from pillion.kernels.sampling_threshold import cpu, reference
+from pillion.kernels.sampling_threshold import cpu
 
 
 def sampling_threshold(
@@ -18,6 +18,8 @@ def sampling_threshold(
     min_p: [n] float32, 0 is off. top_k: [n] int64 from 1, vocab or more is off. top_p: [n] float32 above 0,
     1 is off. Returns [n] float32, at most 0; -inf where nothing is dropped.
     """
-    if scaled.device.type == "cpu":
-        return cpu.sampling_threshold(scaled, min_p, top_k, top_p)
-    return reference.sampling_threshold(scaled, min_p, top_k, top_p)
+    if scaled.is_cuda:
+        from pillion.kernels.sampling_threshold import triton_impl
+
+        return triton_impl.sampling_threshold(scaled, min_p, top_k, top_p)
+    return cpu.sampling_threshold(scaled, min_p, top_k, top_p)

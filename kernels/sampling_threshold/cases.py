@@ -56,5 +56,7 @@ CASES: Final = (
     Case(5003, 0.0, seed=1),
     Case(5003, 1.0, levels=2, seed=2),
     Case(5003, 40.0, seed=3),
+    Case(20_000, 1.0, seed=5),
+    Case(20_000, 1.0, levels=3, seed=6),
     Case(49_152, 2.5, seed=4),
 )

@@ -21,4 +21,8 @@ def token_logprobs(
     Returns ids [m, 1 + num_top] int32 and logprobs [m, 1 + num_top] float32, both with the given token in
     column 0, and its ranks [m] int32.
     """
+    if logits.is_cuda:
+        from pillion.kernels.token_logprobs import triton_impl
+
+        return triton_impl.token_logprobs(logits, token_ids, num_top)
     return reference.token_logprobs(logits, token_ids, num_top)

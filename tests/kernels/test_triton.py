@@ -1,6 +1,6 @@
 """Every Triton implementation against its torch reference: on the GPU, or on the CPU in Triton's interpreter.
 
-tests/conftest.py switches the interpreter on where there is no CUDA device.
+tests/conftest.py switches the interpreter on where there is no CUDA device; test_triton_sampling.py has the sampler's.
 """
 
 import dataclasses
@@ -43,19 +43,6 @@ from pillion.kernels.update_rows import reference as update_reference
 from pillion.kernels.update_rows import triton_impl as update_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton", "ignore::UserWarning")
-
-DEVICES = [
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU itself runs them"),
-    ),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> torch.device:
-    return torch.device(request.param)
 
 
 @pytest.fixture
