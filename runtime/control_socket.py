@@ -7,6 +7,7 @@ request gets a ControlFailed and is hung up on.
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -19,11 +20,13 @@ from pillion.messages.codec import FRAME_HEADER_BYTES, Codec, frame, frame_lengt
 from pillion.messages.control import ControlFailed, DaemonStatus, StatusRequest, StopAccepted
 from pillion.runtime.errors import DaemonUnavailable, PillionError
 from pillion.runtime.paths import RunDir, claim_socket_path
+from pillion.runtime.silence import why_silent
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
 MAX_REPLY_BYTES: Final = 16 * 1024 * 1024
 MAX_CONNECTIONS: Final = 64
 REQUEST_DEADLINE_S: Final = 10.0
+STOPPED_LOOK_S: Final = 0.5  # how often a client that waits looks whether the launcher is stopped
 
 
 class ControlServer:
@@ -103,18 +106,22 @@ class ControlClient:
     """A connection of the command line to a launcher."""
 
     def __init__(self, directory: RunDir, timeout_s: float = 5.0) -> None:
-        """Connects. Raises DaemonUnavailable if no daemon answers under this name."""
+        """Connects. Raises DaemonUnavailable if no daemon answers under this name, or its launcher is stopped."""
+        self._directory = directory
         self._name = directory.root.name
+        self._timeout_s = timeout_s
         self._codec: Codec[inboxes.ControlReply] = Codec(inboxes.ControlReply)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout_s)
         try:
+            self._refuse_if_stopped()
             self._socket.connect(os.fsencode(directory.control_socket))
+        except DaemonUnavailable:
+            self._socket.close()
+            raise
         except OSError as error:
             self._socket.close()
-            raise DaemonUnavailable(
-                f"no daemon named {self._name!r} is running (looked in {directory.root})"
-            ) from error
+            raise self._not_connected(error) from error
 
     def ask(self, request: EdgeMessage) -> inboxes.ControlReply:
         """Sends a request and waits for its reply.
@@ -128,6 +135,8 @@ class ControlClient:
             if length > MAX_REPLY_BYTES:
                 raise PillionError(f"the daemon's reply announces {length} bytes")
             reply = self._codec.decode(self._read(length))
+        except DaemonUnavailable:
+            raise
         except OSError as error:
             raise DaemonUnavailable(
                 f"the daemon {self._name!r} does not answer: {error}"
@@ -141,13 +150,17 @@ class ControlClient:
         return reply
 
     def wait_hang_up(self, timeout_s: float) -> bool:
-        """Waits until the daemon closes the connection. Returns whether it did in time."""
-        self._socket.settimeout(timeout_s)
+        """Waits until the daemon closes the connection. Returns whether it did in time.
+
+        Raises DaemonUnavailable if its launcher is stopped.
+        """
         try:
-            while self._socket.recv(4096):
+            while self._receive(4096, timeout_s):
                 pass
         except TimeoutError:
             return False
+        except DaemonUnavailable:
+            raise
         except OSError:
             return True
         return True
@@ -159,11 +172,40 @@ class ControlClient:
     def _read(self, length: int) -> bytes:
         data = bytearray()
         while len(data) < length:
-            received = self._socket.recv(length - len(data))
+            received = self._receive(length - len(data), self._timeout_s)
             if not received:
                 raise ConnectionResetError("it hung up")
             data += received
         return bytes(data)
+
+    def _receive(self, size: int, timeout_s: float) -> bytes:
+        """Raises TimeoutError, and DaemonUnavailable as soon as the launcher is seen to be stopped."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._socket.settimeout(max(0.0, min(STOPPED_LOOK_S, deadline - time.monotonic())))
+            try:
+                return self._socket.recv(size)
+            except (TimeoutError, BlockingIOError):
+                self._refuse_if_stopped()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"nothing came within {timeout_s:g} s") from None
+
+    def _refuse_if_stopped(self) -> None:
+        reason = why_silent(self._directory)
+        if reason is not None:
+            raise DaemonUnavailable(f"the daemon {self._name!r} does not answer: {reason}")
+
+    def _not_connected(self, error: OSError) -> DaemonUnavailable:
+        path = self._directory.control_socket
+        if isinstance(error, PermissionError):
+            reason = f"this user may not open {path}; a daemon serves the user who started it"
+        elif isinstance(error, TimeoutError):
+            reason = f"{path} is there and nobody takes the call"
+        else:
+            return DaemonUnavailable(
+                f"no daemon named {self._name!r} is running (looked in {self._directory.root})"
+            )
+        return DaemonUnavailable(f"the daemon {self._name!r} does not answer: {reason}")
 
 
 def ask_status(directory: RunDir, timeout_s: float) -> DaemonStatus:

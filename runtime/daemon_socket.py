@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pillion.runtime.errors import DaemonUnavailable, InvalidRequest
-from pillion.runtime.paths import check_socket_path, run_dir
+from pillion.runtime.paths import RunDir, check_socket_path, run_dir
+from pillion.runtime.silence import why_silent
 
 DaemonName = str | os.PathLike[str]
 
@@ -67,5 +68,6 @@ def _explain(path: Path, error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"{whom}: this user may not open {path}; a daemon serves the user who started it"
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
-        return f"{whom} in time: {path} is there but its daemon is busy or stopped"
+        reason = why_silent(RunDir(path.parent)) or "its daemon is busy or stopped"
+        return f"{whom} in time: {path} is there but {reason}"
     return f"{whom}: {error}"

@@ -22,6 +22,7 @@ from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import ConfigError, PillionError
 from pillion.runtime.open_files import LEAST_OPEN_FILES
 from pillion.runtime.paths import RunDir, daemon_pid, runtime_root
+from pillion.runtime.proc_files import is_stopped
 
 GIB: Final = 1024**3
 # Distributions and their least versions, as pyproject.toml has them.
@@ -272,6 +273,8 @@ def _daemon_finding(directory: RunDir, name: str, pid: int) -> Finding:
         finally:
             control.close()
     except PillionError as error:
+        if is_stopped(pid):
+            return Finding(check, "broken", str(error))
         advice = f"see {directory.log}; end it with `pillion stop --now --name {name}`"
         return Finding(check, "broken", f"pid {pid} does not answer: {error}", advice)
     if not isinstance(status, DaemonStatus) or status.state == "failed":

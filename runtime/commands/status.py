@@ -18,6 +18,7 @@ from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import DaemonUnavailable, PillionError
 from pillion.runtime.log import tail_offset
 from pillion.runtime.paths import RunDir, run_dir
+from pillion.runtime.silence import why_silent
 
 _MIB = 1024 * 1024
 
@@ -39,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         client = ControlClient(directory)
     except DaemonUnavailable as error:
+        if why_silent(directory) is not None:
+            raise
         raise DaemonUnavailable(f"{error}{_how_it_ended(directory)}") from error
     if arguments.probe is not None:
         return _probe(client, arguments.probe)
