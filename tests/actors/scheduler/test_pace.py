@@ -17,15 +17,19 @@ def times(num_prefill: int, num_decode: int = 1) -> StepTimes:
 
 
 class Device:
-    """A worker that takes so long for a step and for each token of a prompt, and is never without a plan."""
+    """A worker that takes so long for a step, for prompts and for each token of them; never without a plan."""
 
-    def __init__(self, pace: Pace, decode_ms: float, token_ms: float) -> None:
+    def __init__(
+        self, pace: Pace, decode_ms: float, token_ms: float, fixed_ms: float = 0.0
+    ) -> None:
         self.pace, self.decode_ms, self.token_ms = pace, decode_ms, token_ms
+        self.fixed_ms = fixed_ms
         self.now_ns = 0
 
     def step(self, num_prefill: int = 0) -> float:
         """Milliseconds of the step."""
         sent_ns, step_ms = self.now_ns, self.decode_ms + num_prefill * self.token_ms
+        step_ms += self.fixed_ms if num_prefill else 0
         self.now_ns += int(step_ms * MS)
         self.pace.note(times(num_prefill), sent_ns, self.now_ns)
         return step_ms
@@ -59,13 +63,38 @@ def test_nothing_is_held_back_without_streams_or_where_more_prompts_wait() -> No
     assert pace.tokens(4, 4) == FIRST_TOKENS
 
 
+def test_what_prompts_cost_whatever_their_length_is_not_paid_for_a_few_tokens() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=1, token_ms=0.001, fixed_ms=2)
+    device.step()
+    device.step()
+    for _ in range(30):
+        device.step(pace.tokens(128, 1))
+    # Half of what a prompt adds to a step is for its tokens, and not more.
+    assert 1500 < pace.tokens(128, 1) < 2500
+
+
+def test_many_prompts_beside_few_streams_take_more_of_a_step() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=4, token_ms=0.02)
+    device.step()
+    device.step()
+    sizes = []
+    for num_prompts in (1, 26, 51, 100):
+        for _ in range(10):
+            device.step(pace.tokens(100, num_prompts))
+        sizes.append(pace.tokens(100, num_prompts))
+    assert sizes == [200, 200, 600, 1384]
+
+
 def test_never_less_than_the_least_nor_more_than_the_budget() -> None:
     slow, fast = Pace(8192), Pace(512)
     for pace, token_ms in ((slow, 3.0), (fast, 1e-5)):
         device = Device(pace, decode_ms=40, token_ms=token_ms)
         device.step()
         device.step()
-        device.step(64)
+        for _ in range(3):
+            device.step(pace.tokens(1, 1))
     assert slow.tokens(1, 1) == LEAST_TOKENS
     assert fast.tokens(1, 1) == 512
 
