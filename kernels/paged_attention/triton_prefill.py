@@ -1,9 +1,11 @@
 """Attention of prefill rows: a piece of one sequence's queries against its paged keys and values.
 
 Scores are softmaxed on the way (arXiv 2205.14135). Blocks that every query of the program sees take no mask; the
-causal border and the window's edge do.
+causal border and the window's edge do. Where there are few pieces, long sequences are split between programs: the
+one that finishes last for its piece and head merges them, in their order.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,12 @@ import triton.language as tl
 from pillion.kernels.paged_attention.rows import PrefillTiles
 
 _LOG2_E = 1.4426950408889634
+# Memory of what split pieces are merged from, in numbers of float32.
+_SCRATCH_NUMBERS = 24 << 20
+_MOST_PIECES = 1 << 16
+# Splits of a piece at most; none is for fewer keys than this.
+_MOST_SPLITS = 8
+_LEAST_KEYS = 1024
 
 
 @triton.jit
@@ -48,6 +56,32 @@ def _tile(
 
 
 @triton.jit
+def _merge(
+    acc_ptr, stats_ptr, first_part, active, BLOCK_M: tl.constexpr, PADDED_DIM: tl.constexpr
+):  # fmt: skip
+    """The splits' results as one, [BLOCK_M, PADDED_DIM]."""
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, PADDED_DIM)
+    top = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, PADDED_DIM), dtype=tl.float32)
+    for split in range(0, active):
+        part = first_part + split
+        stats = stats_ptr + part * 2 * BLOCK_M + m
+        part_top = tl.load(stats, cache_modifier=".cg")
+        part_total = tl.load(stats + BLOCK_M, cache_modifier=".cg")
+        at = acc_ptr + (part * BLOCK_M + m)[:, None] * PADDED_DIM + d[None, :]
+        part_acc = tl.load(at, cache_modifier=".cg")
+        new_top = tl.maximum(top, part_top)
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        keep, take = tl.exp2(top - base), tl.exp2(part_top - base)
+        total = total * keep + part_total * take
+        acc = acc * keep[:, None] + part_acc * take[:, None]
+        top = new_top
+    return acc / total[:, None]
+
+
+@triton.jit
 def _prefill_attention_kernel(
     q_ptr,
     kv_ptr,
@@ -57,6 +91,9 @@ def _prefill_attention_kernel(
     tile_rows_ptr,
     tile_starts_ptr,
     out_ptr,
+    acc_ptr,
+    stats_ptr,
+    arrivals_ptr,
     scale_log2,
     q_stride,
     table_stride,
@@ -72,6 +109,8 @@ def _prefill_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST_KEYS: tl.constexpr,
 ):
     tile = tl.program_id(0)
     head = tl.program_id(1)
@@ -107,6 +146,17 @@ def _prefill_attention_kernel(
     else:
         begin = 0
         plain = (first_position + 1) // BLOCK_N * BLOCK_N
+    active = 1
+    chunk = end - begin
+    if SPLITS > 1:
+        chunk = tl.cdiv(tl.maximum(tl.cdiv(end - begin, SPLITS), LEAST_KEYS), BLOCK_N) * BLOCK_N
+        active = tl.cdiv(end - begin, chunk)
+        split = tl.program_id(2)
+        if split >= active:
+            return
+        begin += split * chunk
+        end = tl.minimum(begin + chunk, end)
+        plain = tl.minimum(tl.maximum(plain, begin), end)
     t = begin + tl.arange(0, BLOCK_N)
     block = tl.load(table + t // BLOCK_SIZE, mask=t < seq_len, other=0)
     for t0 in tl.range(begin, plain, BLOCK_N, num_stages=STAGES):
@@ -119,8 +169,49 @@ def _prefill_attention_kernel(
             q, k_base, v_base, table, block, t0, seq_len, positions, top, total, acc, scale_log2,
             kv_block_stride, d_mask, WINDOW, True, HEAD_DIM, BLOCK_SIZE, BLOCK_N,
         )  # fmt: skip
-    at = out_ptr + (tokens[:, None] * NUM_Q_HEADS + head) * HEAD_DIM + d[None, :]
-    tl.store(at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+    out_at = out_ptr + (tokens[:, None] * NUM_Q_HEADS + head) * HEAD_DIM + d[None, :]
+    if active == 1:
+        tl.store(out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+        return
+    if SPLITS > 1:
+        piece = tile * NUM_Q_HEADS + head
+        first_part = piece.to(tl.int64) * SPLITS
+        part = first_part + split
+        i = tl.arange(0, BLOCK_M)
+        tl.store(acc_ptr + (part * BLOCK_M + i)[:, None] * PADDED_DIM + d[None, :], acc)
+        tl.store(stats_ptr + part * 2 * BLOCK_M + i, top)
+        tl.store(stats_ptr + part * 2 * BLOCK_M + BLOCK_M + i, total)
+        tl.debug_barrier()  # all threads' stores come before the one thread's arrival
+        arrived = tl.atomic_add(arrivals_ptr + piece, 1, sem="acq_rel")
+        if arrived != active - 1:
+            return
+        tl.store(arrivals_ptr + piece, 0)
+        merged = _merge(acc_ptr, stats_ptr, first_part, active, BLOCK_M, PADDED_DIM)
+        tl.store(out_at, merged.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@functools.lru_cache
+def _scratch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Splits' sums, their statistics and arrival counters, for any launch.
+
+    Made once and never moved, because graphs keep their addresses. The counters return to zero by
+    themselves at the end of each launch.
+    """
+    return (
+        torch.empty(_SCRATCH_NUMBERS, device=device),
+        torch.empty(_SCRATCH_NUMBERS // 8, device=device),
+        torch.zeros(_MOST_PIECES, dtype=torch.int32, device=device),
+    )
+
+
+def _num_splits(num_pieces: int, block_queries: int, dim: int) -> int:
+    """Of each piece: as many as there is memory for."""
+    if num_pieces > _MOST_PIECES:
+        return 1
+    splits = _MOST_SPLITS
+    while splits > 1 and num_pieces * splits * block_queries * dim > _SCRATCH_NUMBERS:
+        splits //= 2
+    return splits
 
 
 class Setting(NamedTuple):
@@ -151,7 +242,10 @@ def prefill_attention(
     """Attention of the rows that `tiles` names. Writes: out, at their tokens."""
     _, num_q_heads, head_dim = q.shape
     setting = setting or best_setting(head_dim, tiles.num_queries)
-    _prefill_attention_kernel[(tiles.rows.shape[0], num_q_heads)](
+    dim = max(16, triton.next_power_of_2(head_dim))
+    num_tiles = tiles.rows.shape[0]
+    splits = _num_splits(num_tiles * num_q_heads, setting.block_queries, dim)
+    _prefill_attention_kernel[(num_tiles, num_q_heads, splits)](
         q,
         layer_kv,
         block_table,
@@ -160,6 +254,7 @@ def prefill_attention(
         tiles.rows,
         tiles.starts,
         out,
+        *_scratch(q.device),
         scale * _LOG2_E,
         q.stride(0),
         block_table.stride(0),
@@ -169,11 +264,13 @@ def prefill_attention(
         NUM_Q_HEADS=num_q_heads,
         GROUP=num_q_heads // layer_kv.shape[2],
         HEAD_DIM=head_dim,
-        PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
+        PADDED_DIM=dim,
         BLOCK_SIZE=layer_kv.shape[3],
         WINDOW=sliding_window or 0,
         BLOCK_M=setting.block_queries,
         BLOCK_N=setting.block_keys,
         STAGES=setting.stages,
+        SPLITS=splits,
+        LEAST_KEYS=_LEAST_KEYS,
         num_warps=setting.warps,
     )

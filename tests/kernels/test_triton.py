@@ -19,9 +19,9 @@ from pillion.kernels.greedy_step import reference as greedy_reference
 from pillion.kernels.greedy_step import triton_impl as greedy_triton
 from pillion.kernels.paged_attention import cases as attention_cases
 from pillion.kernels.paged_attention import reference as attention_reference
+from pillion.kernels.paged_attention import triton_prefill
 from pillion.kernels.paged_attention.rows import PrefillTiles, cut_queries, queries_per_tile
 from pillion.kernels.paged_attention.triton_decode import decode_attention
-from pillion.kernels.paged_attention.triton_prefill import prefill_attention
 from pillion.kernels.prepare_decode import cases as prepare_cases
 from pillion.kernels.prepare_decode import reference as prepare_reference
 from pillion.kernels.prepare_decode import triton_impl as prepare_triton
@@ -204,7 +204,7 @@ def test_paged_attention(
             rows.seq_lens,
             num_queries,
         )
-        prefill_attention(
+        triton_prefill.prefill_attention(
             inputs.q,
             inputs.layer_kv,
             rows.block_table,
@@ -218,6 +218,37 @@ def test_paged_attention(
     counts[:num_decode] = torch.tensor([length > 0 for length in case.decode], dtype=torch.bool)
     if counts.any():
         assert error(out.cpu()[counts], want[counts]) < bound(dtype)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        attention_cases.Case(decode=(3,), prefill=((20, 420), (9, 9), (30, 150))),
+        attention_cases.Case(prefill=((40, 700),), sliding_window=300),
+        attention_cases.Case(prefill=((12, 333),), num_q_heads=4, num_kv_heads=2, head_dim=128),
+    ],
+    ids=str,
+)
+def test_few_queries_over_long_sequences_are_split(
+    device: torch.device,
+    dtype: torch.dtype,
+    case: attention_cases.Case,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(triton_prefill, "_LEAST_KEYS", 64)
+    launched = []
+    kernel = triton_prefill._prefill_attention_kernel
+
+    class Launcher:
+        def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+            launched.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(triton_prefill, "_prefill_attention_kernel", Launcher())
+    # Twice: the first run leaves its counters as it found them.
+    test_paged_attention(device, dtype, case)
+    test_paged_attention(device, dtype, case)
+    assert all(splits == 8 for _, _, splits in launched)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 13, 70])
