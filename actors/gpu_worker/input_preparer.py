@@ -17,9 +17,8 @@ from pillion.actors.gpu_worker.step_inputs import AttentionInputs, StepInputs
 from pillion.kernels.paged_attention import (
     DecodeGather,
     PrefillTiles,
-    cut_queries,
     gather_rows,
-    queries_per_tile,
+    prefill_tiles,
 )
 from pillion.kernels.prepare_decode import DecodeRows, prepare_decode
 from pillion.messages.steps import StepPlan
@@ -240,6 +239,9 @@ class InputPreparer:
         max_seq_len = max(max_decode_seq_len, int(rows.prefill_ends.max()))
         table = self._blocks.of(slots, max_seq_len)
         query_lens, prefill_seq_lens = tuple(lengths.tolist()), tuple(rows.prefill_ends.tolist())
+        tiles: PrefillTiles | None = None
+        if device.is_cuda:
+            tiles = prefill_tiles(query_lens, prefill_seq_lens, num_decode, seq_lens, device.upload)
         attention = AttentionInputs(
             query_start_loc=device.upload(bounds.astype(np.int32)),
             seq_lens=seq_lens,
@@ -251,7 +253,7 @@ class InputPreparer:
             max_decode_seq_len=max_decode_seq_len,
             prefill_query_lens=query_lens,
             prefill_seq_lens=prefill_seq_lens,
-            prefill_tiles=self._tiles(query_lens, num_decode, seq_lens),
+            prefill_tiles=tiles,
             gather=self._gather(table, seq_lens, num_decode, max_decode_seq_len),
         )
         sample_slots = all_slots[sampling]
@@ -284,17 +286,6 @@ class InputPreparer:
             positions=positions,
             slot_mapping=block_ids * block_size + positions % block_size,
         )
-
-    def _tiles(
-        self, query_lens: tuple[int, ...], first_row: int, seq_lens: torch.Tensor
-    ) -> PrefillTiles | None:
-        """For the kernel on a CUDA device."""
-        if not self._device.is_cuda:
-            return None
-        num_queries = queries_per_tile(max(query_lens))
-        rows, starts = cut_queries(query_lens, first_row, num_queries)
-        upload = self._device.upload
-        return PrefillTiles(upload(rows), upload(starts), seq_lens, num_queries)
 
     def _gather(
         self,

@@ -9,7 +9,7 @@ from pillion.kernels.paged_attention.rows import (
     PrefillTiles,
     cut_queries,
     gather_rows,
-    queries_per_tile,
+    prefill_tiles,
 )
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "cut_queries",
     "gather_rows",
     "paged_attention",
-    "queries_per_tile",
+    "prefill_tiles",
 ]
 
 
@@ -54,15 +54,15 @@ def _on_cuda(
     scale: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    from pillion.kernels.paged_attention import triton_decode, triton_prefill
+    from pillion.kernels.paged_attention import triton_decode, triton_prefill, whole_prompts
 
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    num_decode = rows.num_decode_rows
+    table, num_decode = rows.block_table, rows.num_decode_rows
     if num_decode:
         triton_decode.decode_attention(
             q[:num_decode],
             layer_kv,
-            rows.block_table,
+            table,
             rows.seq_lens,
             out[:num_decode],
             scale,
@@ -71,17 +71,26 @@ def _on_cuda(
     tiles = rows.prefill_tiles
     if tiles is None and rows.prefill_query_lens:
         tiles = _cut(rows)
-    if tiles is not None:
-        triton_prefill.prefill_attention(
-            q, layer_kv, rows.block_table, rows.query_start_loc, tiles, out, scale, sliding_window
-        )
+    if tiles is None:
+        return out
+    is_fastest = whole_prompts.is_fastest(q.device, q.dtype, q.shape[2])
+    if tiles.whole_prompts and sliding_window is None and is_fastest:
+        for prompt in tiles.whole_prompts:
+            whole_prompts.whole_prompt_attention(q, layer_kv, table, prompt, out, scale)
+        tiles = tiles.without_whole_prompts()
+    triton_prefill.prefill_attention(
+        q, layer_kv, table, rows.query_start_loc, tiles, out, scale, sliding_window
+    )
     return out
 
 
 def _cut(rows: AttentionRows) -> PrefillTiles:
     """Of a step for which nobody did it beforehand."""
-    num_queries = queries_per_tile(max(rows.prefill_query_lens))
-    pieces = cut_queries(rows.prefill_query_lens, rows.num_decode_rows, num_queries)
     device = rows.seq_lens.device
-    tile_rows, starts = (torch.from_numpy(column).to(device) for column in pieces)
-    return PrefillTiles(tile_rows, starts, rows.seq_lens, num_queries)
+    return prefill_tiles(
+        rows.prefill_query_lens,
+        rows.prefill_seq_lens,
+        rows.num_decode_rows,
+        rows.seq_lens,
+        lambda array: torch.from_numpy(array).to(device),
+    )

@@ -1,7 +1,7 @@
 """What attention needs to know about the rows of a step; the same for all layers."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -10,6 +10,8 @@ import torch
 
 # Padding to so many tokens is cheaper than another round of operations.
 _SHORT: Final = 128
+# A prompt of so many tokens is worth an attention of its own.
+WHOLE_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,15 @@ class DecodeGather:
 
 
 @dataclass(frozen=True, slots=True)
+class WholePrompt:
+    """A long prompt that a step computes from its first token."""
+
+    row: int
+    first_token: int  # in the step
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillTiles:
     """How the queries of prefill rows are cut into pieces, for the kernel on a CUDA device."""
 
@@ -41,6 +52,20 @@ class PrefillTiles:
     seq_lens: torch.Tensor
     # queries of a piece
     num_queries: int
+    # prompts that may be taken in one go instead, in steps that are not captured; their pieces are the last ones
+    whole_prompts: tuple[WholePrompt, ...] = ()
+    num_whole_tiles: int = 0
+
+    def without_whole_prompts(self) -> "PrefillTiles":
+        """The pieces of all other rows."""
+        num_others = len(self.rows) - self.num_whole_tiles
+        return replace(
+            self,
+            rows=self.rows[:num_others],
+            starts=self.starts[:num_others],
+            whole_prompts=(),
+            num_whole_tiles=0,
+        )
 
 
 def cut_queries(
@@ -55,6 +80,34 @@ def cut_queries(
     rows = np.repeat(np.arange(first_row, first_row + len(lengths), dtype=np.int32), counts)
     nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     return rows[::-1].copy(), (nth * num_queries).astype(np.int32)[::-1].copy()
+
+
+def prefill_tiles(
+    query_lens: Sequence[int],
+    host_seq_lens: Sequence[int],
+    first_row: int,
+    seq_lens: torch.Tensor,
+    upload: Callable[[npt.NDArray[np.int32]], torch.Tensor],
+) -> PrefillTiles:
+    """Cuts the prefill rows of a step; `first_row` is the first of them, and rows before it have one token each."""
+    num_queries = queries_per_tile(max(query_lens))
+    rows, starts = cut_queries(query_lens, first_row, num_queries)
+    first_tokens = first_row + np.cumsum(query_lens) - query_lens
+    whole = tuple(
+        WholePrompt(first_row + index, int(first_tokens[index]), query_len)
+        for index, (query_len, seq_len) in enumerate(zip(query_lens, host_seq_lens, strict=True))
+        if query_len == seq_len and query_len >= WHOLE_TOKENS
+    )
+    is_whole = np.isin(rows, [prompt.row for prompt in whole])
+    order = np.argsort(is_whole, kind="stable")
+    return PrefillTiles(
+        upload(rows[order]),
+        upload(starts[order]),
+        seq_lens,
+        num_queries,
+        whole,
+        int(is_whole.sum()),
+    )
 
 
 def queries_per_tile(max_query_len: int) -> int:

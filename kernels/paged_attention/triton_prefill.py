@@ -244,6 +244,8 @@ def prefill_attention(
     setting = setting or best_setting(head_dim, tiles.num_queries)
     dim = max(16, triton.next_power_of_2(head_dim))
     num_tiles = tiles.rows.shape[0]
+    if num_tiles == 0:
+        return
     splits = _num_splits(num_tiles * num_q_heads, setting.block_queries, dim)
     _prefill_attention_kernel[(num_tiles, num_q_heads, splits)](
         q,

@@ -4,6 +4,7 @@ tests/conftest.py switches the interpreter on where there is no CUDA device; tes
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pillion.kernels.greedy_step import reference as greedy_reference
 from pillion.kernels.greedy_step import triton_impl as greedy_triton
 from pillion.kernels.paged_attention import cases as attention_cases
 from pillion.kernels.paged_attention import reference as attention_reference
-from pillion.kernels.paged_attention import triton_prefill
+from pillion.kernels.paged_attention import paged_attention, triton_prefill, whole_prompts
 from pillion.kernels.paged_attention.rows import PrefillTiles, cut_queries, queries_per_tile
 from pillion.kernels.paged_attention.triton_decode import decode_attention
 from pillion.kernels.prepare_decode import cases as prepare_cases
@@ -249,6 +250,23 @@ def test_few_queries_over_long_sequences_are_split(
     test_paged_attention(device, dtype, case)
     test_paged_attention(device, dtype, case)
     assert all(splits == 8 for _, _, splits in launched)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_whole_long_prompts_are_attended_in_one_go(head_dim: int) -> None:
+    long = ((2100, 2100), (30, 2500), (4096, 4096), (2048, 2060), (5, 5))
+    case = attention_cases.Case(
+        decode=(700, 3), prefill=long, num_q_heads=8, num_kv_heads=2, head_dim=head_dim
+    )
+    cuda, scale = torch.device("cuda"), head_dim**-0.5
+    assert whole_prompts.is_fastest(cuda, torch.bfloat16, head_dim)
+    inputs, exact = case.inputs(cuda, torch.bfloat16), case.inputs(cuda, torch.float32)
+    got = paged_attention(inputs.q, inputs.layer_kv, inputs.rows, scale)
+    want = paged_attention(exact.q, exact.layer_kv, exact.rows, scale)
+    starts = exact.rows.query_start_loc.tolist()
+    for start, end in itertools.pairwise(starts):
+        assert error(got[start:end], want[start:end]) < bound(torch.bfloat16)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 13, 70])
