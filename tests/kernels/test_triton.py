@@ -19,8 +19,8 @@ from pillion.kernels.fused_linear.tiles import Tile
 from pillion.kernels.greedy_step import reference as greedy_reference
 from pillion.kernels.greedy_step import triton_impl as greedy_triton
 from pillion.kernels.paged_attention import cases as attention_cases
-from pillion.kernels.paged_attention import reference as attention_reference
 from pillion.kernels.paged_attention import paged_attention, triton_prefill, whole_prompts
+from pillion.kernels.paged_attention import reference as attention_reference
 from pillion.kernels.paged_attention.rows import PrefillTiles, cut_queries, queries_per_tile
 from pillion.kernels.paged_attention.triton_decode import decode_attention
 from pillion.kernels.prepare_decode import cases as prepare_cases
