@@ -18,6 +18,7 @@ from pillion.messages.sampling import SamplingParams
 
 PROTOCOL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
+MAX_PRIORITY: Final = 2**31 - 1
 
 
 class Hello(EdgeMessage, frozen=True):
@@ -81,7 +82,7 @@ class GenerateRequest(EdgeMessage, frozen=True):
     messages: list[dict[str, Any]] | None = None
     prompt_token_ids: list[int] | bytes | None = None  # bytes: packed int32
     sampling_params: SamplingParams | None = None
-    priority: int = 0
+    priority: int = 0  # from -MAX_PRIORITY to MAX_PRIORITY
     deadline_ms: int | None = None  # from now on; the request then ends with "timeout"
     cache_salt: str = ""
     add_special_tokens: bool = True  # for `prompt`; a rendered chat adds none

@@ -11,6 +11,7 @@ from pillion.messages.ids import ErrorCode
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import (
     MAX_FRAME_BYTES,
+    MAX_PRIORITY,
     DetokenizeReply,
     DetokenizeRequest,
     EmbeddingChunk,
@@ -21,6 +22,7 @@ from pillion.messages.text import (
     TokenizeRequest,
     TraceContext,
 )
+from pillion.messages.value_checks import shown
 from pillion.runtime.clock import NS_PER_MS, NS_PER_S
 from pillion.runtime.errors import InvalidRequest, RequestError
 from pillion.runtime.prompts import Prompt, collect_prompts, pack_token_ids
@@ -71,6 +73,7 @@ GUARD_S: Final = 10.0
 
 _OPTION_NAMES: Final = frozenset(RequestOptions.__annotations__)
 _ENCODER: Final = msgspec.msgpack.Encoder()
+_CANNOT_BE_SENT: Final = (TypeError, OverflowError, ValueError, UnicodeEncodeError, RecursionError)
 
 
 def check_options(options: RequestOptions) -> None:
@@ -230,13 +233,34 @@ def encode_frame(message: msgspec.Struct) -> bytes:
     """The frame of a message. Raises InvalidRequest for what cannot be sent."""
     try:
         payload = _ENCODER.encode(message)
-    except (TypeError, OverflowError, ValueError, UnicodeEncodeError, RecursionError) as error:
-        raise InvalidRequest(f"the request holds something that cannot be sent: {error}") from error
+    except _CANNOT_BE_SENT as error:
+        raise _unsendable(message, error) from error
     if len(payload) > MAX_FRAME_BYTES:
         raise InvalidRequest(
             f"the request has {len(payload)} bytes and the protocol allows {MAX_FRAME_BYTES}"
         )
     return frame(payload)
+
+
+def _unsendable(message: msgspec.Struct, error: Exception) -> InvalidRequest:
+    """Why a message cannot be sent, and which field of it."""
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        try:
+            _ENCODER.encode(value)
+        except _CANNOT_BE_SENT as reason:
+            if name == "priority" and isinstance(value, int):
+                return InvalidRequest(
+                    f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, got {shown(value)}",
+                    name,
+                )
+            if isinstance(reason, OverflowError):
+                return InvalidRequest(
+                    f"{name} holds an integer that cannot be sent: they go from -2**63 to 2**64 - 1",
+                    name,
+                )
+            return InvalidRequest(f"{name} holds something that cannot be sent: {reason}", name)
+    return InvalidRequest(f"the request holds something that cannot be sent: {error}")
 
 
 R = TypeVar("R", TokenizeReply, DetokenizeReply, EmbeddingChunk)

@@ -6,12 +6,17 @@ from typing import Any, Final
 
 from pillion.actors.detokenizer.tool_use import read_tool_use
 from pillion.messages.sampling import SamplingParams
-from pillion.messages.text import DetokenizeRequest, GenerateRequest, Resume, TokenizeRequest
+from pillion.messages.text import (
+    MAX_PRIORITY,
+    DetokenizeRequest,
+    GenerateRequest,
+    Resume,
+    TokenizeRequest,
+)
 from pillion.runtime.errors import InvalidRequest
 
 MAX_REQUEST_ID_CHARS: Final = 256
 MAX_SALT_CHARS: Final = 1024
-MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_MS: Final = 2**40
 MAX_MISS_REASON_CHARS: Final = 64
 # A text that is going to be truncated may be longer than the model takes, but not without bound.

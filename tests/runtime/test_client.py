@@ -131,8 +131,12 @@ def test_a_prompt_that_cannot_be_sent_is_named_before_any_is_sent(
     bad.temperature = -1.0
     with pytest.raises(InvalidRequest, match="prompt 1: temperature must be between"):
         client.generate(["a", "b"], [SamplingParams(), bad])
-    with pytest.raises(InvalidRequest, match="cannot be sent"):
+    with pytest.raises(InvalidRequest, match="messages holds something that cannot be sent"):
         client.chat([{"role": "user", "content": object()}])
+    for priority in (10**30, -(10**400)):
+        with pytest.raises(InvalidRequest, match="between -2147483647 and 2147483647") as caught:
+            client.generate("a", priority=priority)
+        assert caught.value.param == "priority"
     assert edge.requests == []
     assert text_of(client.generate("still fine")) == "still fine "
 

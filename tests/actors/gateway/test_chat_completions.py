@@ -379,3 +379,37 @@ async def test_a_stream_that_has_begun_tells_of_its_failure(rig: GatewayRig) -> 
     assert b'"unavailable"' in error
     assert done == b"data: [DONE]"
     assert rig.gateway.metrics.counters["requests_failed"] == 1
+
+
+BIG = 10**30
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "range_told"),
+    [
+        ("priority", BIG, "between -2147483647 and 2147483647"),
+        ("priority", -(10**400), "between -2147483647 and 2147483647"),
+        ("seed", BIG, "between"),
+        ("max_tokens", BIG, "between"),
+        ("n", BIG, "between 1 and 128"),
+        ("stop_token_ids", [BIG], "token ids"),
+        ("messages", [{"role": "user", "content": "a", "weight": BIG}], "2**64"),
+        ("chat_template_kwargs", {"depth": BIG}, "2**64"),
+        (
+            "tools",
+            [{"type": "function", "function": {"name": "f", "parameters": {"maximum": BIG}}}],
+            "2**64",
+        ),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_integers_beyond_all_bounds_are_refused_by_name(
+    rig: GatewayRig, field: str, value: Any, range_told: str
+) -> None:
+    answer = await rig.post(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "word"}], field: value},
+    )
+    assert (answer.status, answer.error["param"]) == (400, field)
+    assert range_told in answer.error["message"]
+    assert rig.edge.requests == []

@@ -41,6 +41,7 @@ async def test_a_client_can_tokenize_as_the_model_does(rig: GatewayRig) -> None:
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [2**31]}, "tokens"),
+        ("/detokenize", {"tokens": [10**400]}, "tokens"),
         ("/detokenize", {"tokens": [1, 1000]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens"),
         ("/v1/embeddings", {"input": "a"}, "model"),
