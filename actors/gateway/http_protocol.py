@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from pillion.actors.gateway.http_errors import HttpError
 from pillion.actors.gateway.request_parser import RequestParser
 
 # From the first byte of a request, or from connecting, to the end of its headers.
@@ -19,6 +20,15 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 # Of bodies that a client sends ahead while it still waits for an answer; while there is more of it, nothing is read
 # of the connection, and so not its end either.
 MAX_BYTES_AHEAD: Final = 1024 * 1024
+# What a client still sends of a request that is answered is read for so long before its connection is closed.
+LINGER_S: Final = 10.0
+_HEADER_LINE_BYTES: Final = len(b": \r\n")
+
+
+_HEADERS_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n"
+)
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -30,8 +40,10 @@ class GatewayProtocol(HttpToolsProtocol):
         super().__init__(config=config, server_state=state, app_state={})
         self.parser = RequestParser(self)
         self._headers_timer: asyncio.TimerHandle | None = None
-        self._header_bytes = 0
+        self._header_bytes = 0  # received in front of the end of a request's headers
+        self._parsed_header_bytes = 0
         self._in_headers = False
+        self._lingers = False  # all is answered that will be
         # Those that are not answered: the first is being served, the others were sent ahead.
         self._cycles: deque[RequestResponseCycle] = deque()
 
@@ -52,11 +64,13 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""
+        if self._lingers:
+            return
         if self._in_headers:
             self._header_bytes += len(data)
         super().data_received(data)
-        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES:
-            self.transport.abort()
+        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self._lingers:
+            self._refuse_headers()
         if self.pipeline and sum(len(each.body) for each in self._cycles) < MAX_BYTES_AHEAD:
             self.flow.resume_reading()
 
@@ -64,7 +78,18 @@ class GatewayProtocol(HttpToolsProtocol):
         """Called by the parser at a request's first byte."""
         super().on_message_begin()
         self.scope["pillion.transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+        self._parsed_header_bytes = 0
         self._expect_headers()
+
+    def on_url(self, url: bytes) -> None:
+        """Called by the parser with a part of it."""
+        self._count_parsed(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        self._count_parsed(len(name) + len(value) + _HEADER_LINE_BYTES)
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
@@ -72,6 +97,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._header_bytes = 0
         super().on_headers_complete()
+        self.cycle.transport = _ResponseTransport(self, self.cycle)
         while self._cycles and self._cycles[0].response_complete:
             self._cycles.popleft()
         self._cycles.append(self.cycle)
@@ -80,6 +106,49 @@ class GatewayProtocol(HttpToolsProtocol):
         """Called by the parser."""
         if not self.parser.is_cut_short:
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn; nothing more is served on a connection that is being closed."""
+        if not self._lingers:
+            super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn for what is no HTTP, or when a method above has refused it."""
+        if self._parsed_header_bytes > MAX_HEADER_BYTES:
+            self._refuse_headers()
+        else:
+            super().send_400_response(msg)
+
+    def linger(self) -> None:
+        """Says that nothing follows, and reads until the client has heard that.
+
+        If it were closed while something unread lies in it, the connection would be reset and the answer lost.
+        """
+        self._stop_timer()
+        self._lingers = True
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _count_parsed(self, num_bytes: int) -> None:
+        self._parsed_header_bytes += num_bytes
+        if self._parsed_header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(
+                "the headers are too large"
+            )  # the parser ends with an error of its own
+
+    def _refuse_headers(self) -> None:
+        if any(not each.response_complete for each in self._cycles):
+            self.transport.abort()  # an answer would come into the middle of another
+            return
+        error = HttpError(
+            431,
+            f"the request line and headers may have {MAX_HEADER_BYTES} bytes together",
+            code="headers_too_large",
+        )
+        body = error.body("openai")
+        self.transport.write(_HEADERS_TOO_LARGE % len(body) + body)
+        self.linger()
 
     def _expect_headers(self) -> None:
         self._stop_timer()
@@ -93,6 +162,26 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._headers_timer is not None:
             self._headers_timer.cancel()
             self._headers_timer = None
+
+
+class _ResponseTransport(asyncio.Transport):
+    """What one response is written to; closing it lets the client hear it first."""
+
+    def __init__(self, protocol: GatewayProtocol, cycle: RequestResponseCycle) -> None:
+        super().__init__()
+        self._protocol = protocol
+        self._cycle = cycle
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Called by uvicorn."""
+        self._protocol.transport.write(data)
+
+    def close(self) -> None:
+        """Called by uvicorn."""
+        if self._cycle.more_body and not self._protocol.transport.is_closing():
+            self._protocol.linger()
+        else:
+            self._protocol.transport.close()
 
 
 def http_config(app: ASGIApp) -> uvicorn.Config:

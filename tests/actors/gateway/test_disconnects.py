@@ -181,12 +181,32 @@ async def test_headers_that_never_end_are_cut(
             assert await client.reader.read() == b""
 
 
-async def test_headers_without_bound_are_cut(rig: GatewayRig) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /live HTTP/1.1\r\n" + b"a: b\r\n" * 20_000,
+        b"GET /live HTTP/1.1\r\na: " + b"b" * 100_000,
+        b"GET /live HTTP/1.1\r\na: " + b"b" * 100_000 + b"\r\n\r\n",
+        b"GET /live?" + b"b" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /live HTTP/1.1\r\n" + b"a: b\r\n" * 12_000 + b"\r\n",
+    ],
+    ids=["many without end", "one without end", "one", "path", "many"],
+)
+async def test_headers_beyond_the_limit_are_refused(rig: GatewayRig, head: bytes) -> None:
     client = await rig.client()
-    client.writer.write(b"GET /live HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)
+    client.writer.write(head)
+    answer = await client.receive()
+    assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
     async with asyncio.timeout(DEADLINE_S):
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await client.reader.readexactly(1)
+        assert await client.reader.read() == b""
+        client.writer.write(b"GET /live HTTP/1.1\r\n\r\n")
+        assert await client.reader.read() == b"", "nothing more is served"
+
+
+async def test_headers_up_to_the_limit_are_taken(rig: GatewayRig) -> None:
+    client = await rig.client()
+    for _ in range(2):
+        assert (await client.ask("GET", "/live", headers={"a": "b" * 60_000})).status == 200
 
 
 async def test_a_body_that_never_ends_is_answered(
@@ -211,6 +231,30 @@ async def test_a_body_that_is_too_large_is_refused(
         client.writer.write(b"POST %s HTTP/1.1\r\ncontent-length: 1001\r\n\r\n" % PATH.encode())
     answer = await client.receive()
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+
+
+async def send_on(client: HttpClient, data: bytes) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            client.writer.write(data)
+            await client.writer.drain()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_who_sends_all_of_a_refused_body_first_hears_why(
+    rig: GatewayRig, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(exchange, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(http_protocol, "LINGER_S", 0.5)
+    body = b"x" * 4_000_000
+    client = await rig.client()
+    head = f"POST {PATH} HTTP/{version}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    client.writer.write(head.encode() + body)
+    await client.writer.drain()
+    assert (await client.receive()).status == 413
+    assert await client.reader.read() == b""
+    with pytest.raises(ConnectionError):  # it is not read for ever
+        await send_on(client, body)
 
 
 async def test_one_connection_carries_many_requests(rig: GatewayRig) -> None:
