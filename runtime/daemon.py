@@ -16,10 +16,10 @@ import msgspec
 
 from pillion.runtime.config import EngineConfig, from_json
 from pillion.runtime.errors import PillionError
-from pillion.runtime.http_settings import require_http_packages
+from pillion.runtime.http_settings import read_api_keys, require_http_packages
 from pillion.runtime.http_sockets import HttpSockets, http_sockets
 from pillion.runtime.inherited_sockets import inherited_sockets
-from pillion.runtime.launch_report import LaunchOutcome, LaunchReport
+from pillion.runtime.launch_report import LaunchOutcome, LaunchRefused, LaunchReport
 from pillion.runtime.log import LogFollower, open_log, start_logging
 from pillion.runtime.open_files import allow_open_files
 from pillion.runtime.paths import DaemonLock, RunDir, run_dir
@@ -70,10 +70,13 @@ def launch(
     Raises ConfigError before anything is started if the name is taken or the run directory is unusable.
     """
     report = LaunchReport(options.ready_fd)
+    begun = False
     try:
         options = _tied_to_service_manager(options)
         if config.serves_http or options.listening_fds:
             require_http_packages()
+            if config.api_key_file is not None:
+                read_api_keys(config.api_key_file)
         else:
             config.refuse_http_settings()
         allow_open_files(config.http_gateways)
@@ -83,6 +86,7 @@ def launch(
         try:
             directory.remove_sockets()
             with http_sockets(config) as http, _output_to_log(directory, options.foreground):
+                begun = True
                 status = _run_launcher(config, directory, lock, options, report, http, specs)
             directory.remove_sockets()
             if options.lifetime_fd is not None and status == 0:
@@ -91,7 +95,8 @@ def launch(
             lock.release()
     except Exception as error:
         told = isinstance(error, PillionError)
-        report.failed(str(error) if told else f"{type(error).__name__}: {error}")
+        tell = report.failed if begun else report.refused
+        tell(str(error) if told else f"{type(error).__name__}: {error}")
         raise
     return status
 
@@ -181,7 +186,10 @@ class DaemonProcess:
         self._lifetime_fd = lifetime_fd
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Waits until requests are served. Raises PillionError with the first cause if that fails."""
+        """Waits until requests are served.
+
+        Raises PillionError with the first cause if that fails, LaunchRefused before anything was started.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         ready = select.poll()  # select() itself refuses descriptors from 1024 up
         ready.register(self._ready_fd, select.POLLIN)
@@ -198,7 +206,8 @@ class DaemonProcess:
             line += data
         outcome = msgspec.json.decode(line, type=LaunchOutcome)
         if not outcome.ready:
-            raise PillionError(outcome.error or "the daemon did not start")
+            kind = LaunchRefused if outcome.refused else PillionError
+            raise kind(outcome.error or "the daemon did not start")
 
     def stop(self) -> None:
         """Ends the daemon at once, open requests with an error, and waits until it is gone."""

@@ -55,6 +55,18 @@ def require_http_packages() -> None:
         )
 
 
+def read_api_keys(path: str) -> list[str]:
+    """The keys of an api_key_file. Raises ConfigError if it cannot be read or has none."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read api_key_file {path}: {error}") from error
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys:
+        raise ConfigError(f"api_key_file {path} holds no key")
+    return keys
+
+
 def remove_http_socket(path: Path) -> None:
     """Removes the socket file of a gateway that has ended, however it ended; anything else stays."""
     try:

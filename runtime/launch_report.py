@@ -4,12 +4,19 @@ import os
 
 import msgspec
 
+from pillion.runtime.errors import PillionError
+
 
 class LaunchOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the daemon came up, and if not, why."""
 
     ready: bool
     error: str | None = None
+    refused: bool = False  # nothing was started, and the log says nothing of it
+
+
+class LaunchRefused(PillionError):
+    """A launcher has started nothing."""
 
 
 class LaunchReport:
@@ -25,6 +32,10 @@ class LaunchReport:
     def failed(self, error: str) -> None:
         """The daemon will not come up, or it is the end of one that did (then nobody listens)."""
         self._write(LaunchOutcome(ready=False, error=error))
+
+    def refused(self, error: str) -> None:
+        """Nothing has been started."""
+        self._write(LaunchOutcome(ready=False, error=error, refused=True))
 
     def _write(self, outcome: LaunchOutcome) -> None:
         if self._ready_fd is None:

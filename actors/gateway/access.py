@@ -2,12 +2,11 @@
 
 import hashlib
 import hmac
-from pathlib import Path
 
 from pillion.actors.gateway.exchange import Exchange
 from pillion.actors.gateway.http_errors import HttpError
 from pillion.runtime.config import EngineConfig
-from pillion.runtime.errors import ConfigError
+from pillion.runtime.http_settings import read_api_keys
 
 
 class ApiKeys:
@@ -36,14 +35,7 @@ def api_keys(config: EngineConfig) -> ApiKeys:
     """The keys of a configuration. Raises ConfigError if their file cannot be read or is empty."""
     keys = [config.api_key] if config.api_key is not None else []
     if config.api_key_file is not None:
-        try:
-            lines = Path(config.api_key_file).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read api_key_file {config.api_key_file}: {error}") from error
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise ConfigError(f"api_key_file {config.api_key_file} holds no key")
-        keys += found
+        keys += read_api_keys(config.api_key_file)
     return ApiKeys(keys)
 
 

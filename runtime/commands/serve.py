@@ -11,6 +11,7 @@ import msgspec
 from pillion.runtime.config import EngineConfig, make_config
 from pillion.runtime.daemon import LaunchOptions, launch, locate_model, start_daemon
 from pillion.runtime.errors import PillionError
+from pillion.runtime.launch_report import LaunchRefused
 from pillion.runtime.paths import refuse_if_running, run_dir
 
 
@@ -45,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
             daemon.wait_ready()
         except KeyboardInterrupt:
             daemon.stop()
+            raise
+        except LaunchRefused:
             raise
         except PillionError as error:
             raise PillionError(f"{error} (see pillion logs{option})") from error

@@ -8,12 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from pillion.runtime import daemon as daemon_module
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.daemon import DaemonProcess, locate_model, start_daemon
 from pillion.runtime.errors import ModelError, PillionError
-from pillion.runtime.launch_report import LaunchReport
+from pillion.runtime.launch_report import LaunchRefused, LaunchReport
 from pillion.runtime.paths import RunDir, daemon_pid
 from pillion.runtime.process import child_environment
 
@@ -80,6 +81,21 @@ def test_waiting_has_a_deadline(fake_actors: Path, runtime_root: Path) -> None:
     with pytest.raises(PillionError, match=r"stopped before it was ready|without a word"):
         daemon.wait_ready(1)
     daemon.close()
+
+
+@pytest.mark.parametrize("text", [None, "\n"])
+def test_a_file_without_keys_is_refused_before_anything_starts(
+    fake_actors: Path, runtime_root: Path, tmp_path: Path, text: str | None
+) -> None:
+    keys = tmp_path / "keys"
+    if text is not None:
+        keys.write_text(text)
+    daemon = start_daemon(replace(CONFIG, http="0", api_key_file=str(keys)))
+    with pytest.raises(LaunchRefused, match=f"api_key_file {keys}"):
+        daemon.wait_ready(30)
+    daemon.stop()
+    daemon.close()
+    assert list(runtime_root.iterdir()) == []
 
 
 def test_a_launcher_that_dies_without_a_word(runtime_root: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import msgspec
@@ -9,7 +10,8 @@ import pytest
 
 from pillion.runtime.commands import serve
 from pillion.runtime.config import EngineConfig, make_config
-from pillion.runtime.errors import ConfigError, ModelError
+from pillion.runtime.errors import ConfigError, ModelError, PillionError
+from pillion.runtime.launch_report import LaunchRefused
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -110,3 +112,24 @@ def test_a_model_that_does_not_exist_is_told_at_once(flags: list[str], runtime_r
     with pytest.raises(ModelError, match="/nonexistent"):
         serve.run(parse("/nonexistent/model", *flags))
     assert list(runtime_root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (LaunchRefused("the port is taken"), "the port is taken"),
+        (PillionError("no memory"), "no memory (see pillion logs --name n)"),
+    ],
+)
+def test_who_is_sent_to_the_log_finds_something_there(
+    error: PillionError, told: str, monkeypatch: pytest.MonkeyPatch, runtime_root: Path
+) -> None:
+    def wait_ready() -> None:
+        raise error
+
+    daemon = SimpleNamespace(wait_ready=wait_ready)
+    monkeypatch.setattr(serve, "start_daemon", lambda _: daemon)
+    monkeypatch.setattr(serve, "locate_model", lambda config, **_: config)
+    with pytest.raises(PillionError) as caught:
+        serve.run(parse("m", "--name", "n", "--daemon"))
+    assert str(caught.value) == told
