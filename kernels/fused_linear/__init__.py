@@ -7,37 +7,72 @@ the library's product and separate launches are faster, these are what runs (see
 
 `pdl`: the launch before, on the same stream, lets this one be set up before it ends (programmatic dependent
 launch, compute capability 9.0 and up).
+`scaled`: what `linear_add` returned when it wrote x last, with this norm's gain; None: x as it is will do.
 """
+
+import functools
+from typing import Any
 
 import torch
 
 from pillion.kernels.fused_linear import tiles
+from pillion.kernels.fused_linear.scaled import Scaled
+from pillion.kernels.fused_linear.tiles import WideTile
+
+__all__ = [
+    "Scaled",
+    "linear_add",
+    "linear_float32",
+    "norm_gated_linear",
+    "norm_qkv",
+    "takes_scaled",
+]
+
+# What a program of a WideTile may need: Hopper's.
+_SHARED_BYTES = 227 << 10
 
 
 def linear_float32(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, *, pdl: bool = False
 ) -> torch.Tensor:
     """x @ weight.T in float32, [n, out]: a model's head. Writes: out, if it is given."""
-    if pays("head", weight, x):
+    choice = _choose("head", weight, x)
+    if isinstance(choice, WideTile):
+        from pillion.kernels.fused_linear import wide_impl
+
+        return wide_impl.linear_float32(x, weight, out, choice, pdl=pdl)
+    if choice is not None:
         from pillion.kernels.fused_linear import triton_impl
 
-        return triton_impl.linear_float32(x, weight, out, pdl=pdl)
+        return triton_impl.linear_float32(x, weight, out, pdl=pdl, tile=choice)
     from pillion.kernels.fused_linear import composed
 
     return composed.linear_float32(x, weight, out)
 
 
 def norm_gated_linear(
-    x: torch.Tensor, gain: torch.Tensor, eps: float, weight: torch.Tensor, *, pdl: bool = False
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    scaled: Scaled | None = None,
+    *,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """silu(g) * u with g, u = the halves of rms_norm(x, gain) @ weight.T; [n, out / 2]."""
-    if pays("gated", weight, x):
+    choice = _choose("gated", weight, x)
+    if isinstance(choice, WideTile):
+        from pillion.kernels.fused_linear import wide_impl
+
+        scaled = scaled or wide_impl.scale(x, gain, pdl=pdl)
+        return wide_impl.norm_gated_linear(scaled, eps, weight, choice, pdl=pdl)
+    if choice is not None:
         from pillion.kernels.fused_linear import triton_impl
 
-        return triton_impl.norm_gated_linear(x, gain, eps, weight, pdl=pdl)
+        return triton_impl.norm_gated_linear(x, gain, eps, weight, pdl=pdl, tile=choice)
     from pillion.kernels.fused_linear import composed
 
-    return composed.norm_gated_linear(x, gain, eps, weight)
+    return composed.norm_gated_linear(x, gain, eps, weight, scaled)
 
 
 def linear_add(
@@ -45,18 +80,28 @@ def linear_add(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
+    next_gain: torch.Tensor | None = None,
     *,
     pdl: bool = False,
-) -> None:
-    """residual += x @ weight.T + bias. residual [n, out]. Writes: residual."""
-    if pays("add", weight, x):
+) -> Scaled | None:
+    """residual += x @ weight.T + bias. residual [n, out]. Writes: residual.
+
+    Returns what a norm of the residual with `next_gain` needs, where this comes at no further cost.
+    """
+    choice = _choose("add", weight, x)
+    if isinstance(choice, WideTile):
+        from pillion.kernels.fused_linear import wide_impl
+
+        return wide_impl.linear_add(x, weight, bias, residual, next_gain, choice, pdl=pdl)
+    if choice is not None:
         from pillion.kernels.fused_linear import triton_impl
 
-        triton_impl.linear_add(x, weight, bias, residual, pdl=pdl)
+        triton_impl.linear_add(x, weight, bias, residual, pdl=pdl, tile=choice)
     else:
         from pillion.kernels.fused_linear import composed
 
         composed.linear_add(x, weight, bias, residual)
+    return None
 
 
 def norm_qkv(
@@ -69,6 +114,7 @@ def norm_qkv(
     layer_kv: torch.Tensor,
     slot_mapping: torch.Tensor,
     num_q_heads: int,
+    scaled: Scaled | None = None,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -81,16 +127,42 @@ def norm_qkv(
 
     Writes: layer_kv at slot_mapping.
     """
-    arguments = (x, gain, eps, weight, bias, cos_sin, layer_kv, slot_mapping, num_q_heads)
-    if pays("qkv", weight, x) and 2 * cos_sin.shape[-1] == layer_kv.shape[-1]:
+    choice = _choose("qkv", weight, x)
+    if 2 * cos_sin.shape[-1] != layer_kv.shape[-1]:
+        choice = None
+    rest = (eps, weight, bias, cos_sin, layer_kv, slot_mapping, num_q_heads)
+    if isinstance(choice, WideTile):
+        from pillion.kernels.fused_linear import wide_impl
+
+        scaled = scaled or wide_impl.scale(x, gain, pdl=pdl)
+        return wide_impl.norm_qkv(scaled, *rest, choice, pdl=pdl)
+    if choice is not None:
         from pillion.kernels.fused_linear import triton_impl
 
-        return triton_impl.norm_qkv(*arguments, pdl=pdl)
+        return triton_impl.norm_qkv(x, gain, *rest, pdl=pdl, tile=choice)
     from pillion.kernels.fused_linear import composed
 
-    return composed.norm_qkv(*arguments)
+    return composed.norm_qkv(x, gain, *rest, scaled)
 
 
-def pays(kind: tiles.Kind, weight: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether the fused product is the fastest way for these."""
-    return tiles.pays(kind, weight.shape[0], weight.shape[1], x.shape[0])
+def takes_scaled(kind: tiles.Kind, weight: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether a product behind a norm of x goes without the norm where x comes with its `Scaled`.
+
+    The library's product rounds before rows are divided, for which only bfloat16 has the range.
+    """
+    choice = _choose(kind, weight, x)
+    return isinstance(choice, WideTile) or (choice is None and x.dtype == torch.bfloat16)
+
+
+def _choose(kind: tiles.Kind, weight: torch.Tensor, x: torch.Tensor) -> tiles.Choice:
+    choice = tiles.choose(kind, weight.shape[0], weight.shape[1], x.shape[0])
+    return None if isinstance(choice, WideTile) and not _runs_wide(x.device) else choice
+
+
+@functools.lru_cache
+def _runs_wide(device: torch.device) -> bool:
+    """Whether a device has what the measured WideTiles use; Triton's interpreter has."""
+    if device.type != "cuda":
+        return True
+    found: Any = torch.cuda.get_device_properties(device)
+    return bool(found.major >= 9 and found.shared_memory_per_block_optin >= _SHARED_BYTES)

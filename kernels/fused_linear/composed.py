@@ -3,7 +3,9 @@
 import torch
 from torch.nn.functional import linear
 
+from pillion.kernels.fused_linear.scaled import Scaled
 from pillion.kernels.rms_norm import rms_norm
+from pillion.kernels.rms_norm.row_scale import RowScale
 from pillion.kernels.rotary_kv_write import rotary_kv_write
 from pillion.kernels.silu_and_mul import silu_and_mul
 
@@ -19,9 +21,16 @@ def linear_float32(
 
 
 def norm_gated_linear(
-    x: torch.Tensor, gain: torch.Tensor, eps: float, weight: torch.Tensor
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    scaled: Scaled | None = None,
 ) -> torch.Tensor:
     """See `pillion.kernels.fused_linear.norm_gated_linear`."""
+    if scaled is not None:
+        row_scale = RowScale(scaled.squares, x.shape[1], eps)
+        return silu_and_mul(linear(scaled.x, weight), row_scale)
     return silu_and_mul(linear(rms_norm(x, gain, eps), weight))
 
 
@@ -44,10 +53,16 @@ def norm_qkv(
     layer_kv: torch.Tensor,
     slot_mapping: torch.Tensor,
     num_q_heads: int,
+    scaled: Scaled | None = None,
 ) -> torch.Tensor:
     """See `pillion.kernels.fused_linear.norm_qkv`."""
     _, _, num_kv_heads, _, head_dim = layer_kv.shape
-    qkv = linear(rms_norm(x, gain, eps), weight, bias)
+    row_scale = None
+    if scaled is not None and bias is None:
+        row_scale = RowScale(scaled.squares, x.shape[1], eps)
+        qkv = linear(scaled.x, weight)
+    else:
+        qkv = linear(rms_norm(x, gain, eps), weight, bias)
     heads = qkv.view(-1, num_q_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split_with_sizes((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
-    return rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping)
+    return rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping, row_scale)

@@ -9,18 +9,41 @@ Kind = Literal["qkv", "add", "gated", "head"]
 
 
 class Tile(NamedTuple):
-    """How a product is cut: output columns and K per step of a program, its warps, loads in flight, rows."""
+    """How a product is cut: output columns and K per step of a program, its warps, loads in flight, rows.
+
+    And the bytes of each of its rows of the weight that a program asks for before it waits for the launch before.
+    """
 
     block_n: int
     block_k: int
     warps: int
     stages: int
     block_rows: int = 64  # at most; fewer if the product has fewer
+    prefetch_bytes: int = 0  # a multiple of 256
 
+
+class WideTile(NamedTuple):
+    """How a product on a `Scaled` stream is cut.
+
+    Rows of one tile of the weight (gated: as many again of the second half; the query-key-value product: whole
+    heads, or a part of half a head and as many again of the other half), K per step, warps, tiles in flight, parts
+    of K, rows, and the bytes of each row of the weight that are asked for before the launch before has ended.
+    """
+
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    splits: int
+    block_rows: int
+    prefetch_bytes: int = 0  # a multiple of 256
+
+
+Choice = Tile | WideTile | None
 
 # (kind, rows of the weight, columns of the weight) -> {padded rows: tile, or None where the library's product
 # was faster}. Medians on one H200.
-_MEASURED: Final[dict[tuple[Kind, int, int], dict[int, Tile | None]]] = {
+MEASURED: Final[dict[tuple[Kind, int, int], dict[int, Choice]]] = {
     # 135M (SmolLM2)
     ("qkv", 960, 576): {
         1: Tile(2, 1024, 4, 2),
@@ -144,20 +167,19 @@ def padded_rows(num_rows: int) -> int:
     return 1 if num_rows == 1 else max(8, 1 << (num_rows - 1).bit_length())
 
 
-def pays(kind: Kind, n: int, k: int, num_rows: int) -> bool:
-    """Whether the fused product is the fastest way for a weight [n, k] and so many rows."""
+def choose(kind: Kind, n: int, k: int, num_rows: int) -> Choice:
+    """The fastest way for a weight [n, k] and so many rows; None is the library's product."""
     rows = padded_rows(num_rows)
-    measured = _MEASURED.get((kind, n, k), {})
+    measured = MEASURED.get((kind, n, k), {})
     if rows in measured:
-        return measured[rows] is not None
-    return rows == 1 or (k <= _SMALL_K and rows <= _MOST_ROWS and kind != "head")
+        return measured[rows]
+    if rows == 1 or (k <= _SMALL_K and rows <= _MOST_ROWS and kind != "head"):
+        return default_tile(kind, n, k, rows)
+    return None
 
 
-def best_tile(kind: Kind, n: int, k: int, rows: int) -> Tile:
-    """The tile for a weight [n, k] and a padded number of rows."""
-    measured = _MEASURED.get((kind, n, k), {}).get(rows)
-    if measured is not None:
-        return measured
+def default_tile(kind: Kind, n: int, k: int, rows: int) -> Tile:
+    """The tile for a weight [n, k] and a padded number of rows that nobody has measured."""
     if rows == 1:
         if k <= 1024:
             return Tile(2 if n <= 8192 else 8, 1024, 4, 4)

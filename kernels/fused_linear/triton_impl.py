@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pillion.kernels.fused_linear.tiles import Kind, Tile, best_tile, padded_rows
+from pillion.kernels.fused_linear.tiles import Kind, Tile, default_tile, padded_rows
+from pillion.kernels.fused_linear.triton_prefetch import prefetch_rows
 
 
 @triton.jit
@@ -69,13 +70,16 @@ def _load_x(
 @triton.jit
 def _products(
     x_ptr,
-    w1_row,
-    w2_row,
+    w_ptr,
+    n1,
+    n2,
+    last_n,
     gain_ptr,
     rows,
     n_mask,
     num_rows,
     x_stride,
+    prefetch,
     eps,
     K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -88,6 +92,8 @@ def _products(
 ):
     """norm(x) with one or two tiles of weight rows: two [BLOCK_N, ROWS] float32 tiles."""
     lanes = tl.arange(0, BLOCK_K)
+    w1_row = w_ptr + n1[:, None].to(tl.int64) * K
+    w2_row = w_ptr + n2[:, None].to(tl.int64) * K
     if ROWS == 1:
         acc1 = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
         acc2 = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
@@ -97,7 +103,13 @@ def _products(
         acc2 = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
         squares = tl.zeros((ROWS,), dtype=tl.float32)
     if PDL:
+        if prefetch > 0:
+            prefetch_rows(w_ptr, n1, last_n, 0, K, prefetch, BLOCK_N)
+            if TWO:
+                prefetch_rows(w_ptr, n2, last_n, 0, K, prefetch, BLOCK_N)
         gdc_wait()
+        if prefetch > 0:  # so will the launch behind do
+            gdc_launch_dependents()
     for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         offs_k = k0 + lanes
         mask = n_mask[:, None] & (offs_k < K)[None, :]
@@ -125,7 +137,7 @@ def _products(
     return y1, y2
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "prefetch"])
 def skinny_linear_kernel(
     x_ptr,
     w_ptr,
@@ -137,6 +149,7 @@ def skinny_linear_kernel(
     n_out,
     x_stride,
     out_stride,
+    prefetch,
     eps,
     K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -153,10 +166,10 @@ def skinny_linear_kernel(
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_mask = offs_n < n_out
-    w1_row = w_ptr + offs_n[:, None].to(tl.int64) * K
-    w2_row = w_ptr + (offs_n + n_out)[:, None].to(tl.int64) * K
+    last_n = n_out * (2 if GATED else 1) - 1
     y, u = _products(
-        x_ptr, w1_row, w2_row, gain_ptr, rows, n_mask, num_rows, x_stride, eps,
+        x_ptr, w_ptr, offs_n, offs_n + n_out, last_n, gain_ptr, rows, n_mask, num_rows, x_stride,
+        prefetch, eps,
         K, ROWS, BLOCK_N, BLOCK_K, STAGES, NORM, GATED, PDL,
     )  # fmt: skip
     if GATED:
@@ -170,7 +183,7 @@ def skinny_linear_kernel(
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "prefetch"])
 def skinny_qkv_kernel(
     x_ptr,
     w_ptr,
@@ -186,6 +199,7 @@ def skinny_qkv_kernel(
     kv_block_stride,
     kv_half_stride,
     kv_head_stride,
+    prefetch,
     eps,
     K: tl.constexpr,
     NUM_Q_HEADS: tl.constexpr,
@@ -211,10 +225,10 @@ def skinny_qkv_kernel(
     j = (pid % PER_HEAD) * BLOCK_H + tl.arange(0, BLOCK_H)
     j_mask = j < HALF
     n1 = head * HEAD_DIM + j
-    w1_row = w_ptr + n1[:, None].to(tl.int64) * K
-    w2_row = w_ptr + (n1 + HALF)[:, None].to(tl.int64) * K
+    last_n = (NUM_Q_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM - 1
     y1, y2 = _products(
-        x_ptr, w1_row, w2_row, gain_ptr, rows, j_mask, num_rows, x_stride, eps,
+        x_ptr, w_ptr, n1, n1 + HALF, last_n, gain_ptr, rows, j_mask, num_rows, x_stride,
+        prefetch, eps,
         K, ROWS, BLOCK_H, BLOCK_K, STAGES, True, True, PDL,
     )  # fmt: skip
     row_mask = rows < num_rows
@@ -268,7 +282,7 @@ def _launch(
 ) -> None:
     num_rows, k = x.shape
     n_out = out.shape[1]
-    tile = tile or best_tile(kind, weight.shape[0], k, padded_rows(num_rows))
+    tile = tile or default_tile(kind, weight.shape[0], k, padded_rows(num_rows))
     rows = min(padded_rows(num_rows), tile.block_rows)
     skinny_linear_kernel[(triton.cdiv(n_out, tile.block_n), triton.cdiv(num_rows, rows))](
         x,
@@ -281,6 +295,7 @@ def _launch(
         n_out,
         x.stride(0),
         out.stride(0),
+        tile.prefetch_bytes // 2,
         eps,
         K=k,
         ROWS=rows,
@@ -357,7 +372,7 @@ def norm_qkv(
     """See `pillion.kernels.fused_linear.norm_qkv`."""
     num_rows, k = x.shape
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
-    tile = tile or best_tile("qkv", weight.shape[0], k, padded_rows(num_rows))
+    tile = tile or default_tile("qkv", weight.shape[0], k, padded_rows(num_rows))
     rows = min(padded_rows(num_rows), tile.block_rows)
     block_h = min(tile.block_n, triton.next_power_of_2(head_dim // 2))
     q = torch.empty((num_rows, num_q_heads, head_dim), dtype=x.dtype, device=x.device)
@@ -378,6 +393,7 @@ def norm_qkv(
         layer_kv.stride(0),
         layer_kv.stride(1),
         layer_kv.stride(2),
+        tile.prefetch_bytes // 2,
         eps,
         K=k,
         NUM_Q_HEADS=num_q_heads,

@@ -92,6 +92,7 @@ def decode_attention_kernel(
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """out[row, head] = softmax(q k^T scale) v over the last WINDOW (0: all) positions."""
     row = tl.program_id(0)
@@ -114,6 +115,8 @@ def decode_attention_kernel(
     out_mask = g_mask[:, None] & d_mask[None, :]
     if PDL:
         gdc_wait()
+        if EARLY:
+            gdc_launch_dependents()
     # A masked row's place in the output may belong to a prefill row.
     if start >= end:
         return
@@ -148,7 +151,7 @@ def decode_attention_kernel(
         total = total * keep + tl.sum(p, axis=1)
         acc = tl.dot(p.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
         top = new_top
-    if PDL:
+    if PDL and not EARLY:
         gdc_launch_dependents()
     active = tl.cdiv(seq_len - first, chunk)
     if active == 1:
@@ -202,12 +205,16 @@ def has_pdl(device: torch.device) -> bool:
 
 
 class Setting(NamedTuple):
-    """How the work is cut: tokens per step of a program, its warps, loads in flight, splits of a sequence."""
+    """How the work is cut: tokens per step of a program, its warps, loads in flight, splits of a sequence.
+
+    `early`: the launch behind is let in from the start on, so that it can ask for its weights meanwhile.
+    """
 
     block_tokens: int
     warps: int
     stages: int
     splits: int
+    early: bool = False
 
 
 def best_setting(num_pairs: int, head_dim: int) -> Setting:
@@ -277,6 +284,7 @@ def decode_attention(
         WINDOW=sliding_window or 0,
         STAGES=setting.stages,
         PDL=pdl,
+        EARLY=setting.early,
         num_warps=setting.warps,
         **({"launch_pdl": True} if pdl else {}),
     )

@@ -2,6 +2,7 @@
 
 import torch
 
+from pillion.kernels.rms_norm.row_scale import RowScale
 from pillion.kernels.rotary_kv_write import reference
 
 
@@ -12,6 +13,7 @@ def rotary_kv_write(
     cos_sin: torch.Tensor,
     layer_kv: torch.Tensor,
     slot_mapping: torch.Tensor,
+    row_scale: RowScale | None = None,
 ) -> torch.Tensor:
     """Rotates q and k by their tokens' positions and stores k and v; returns the rotated q.
 
@@ -24,11 +26,12 @@ def rotary_kv_write(
                  gathered once per step and shared by all layers
     layer_kv     [num_blocks, 2, num_kv_heads, block_size, head_dim], the last three dimensions dense
     slot_mapping [num_tokens] int64; block_id * block_size + offset, -1: this token is not stored
+    row_scale    multiplies each token's q, k and v first
 
     Writes: layer_kv at the tokens of slot_mapping, and anything in its last block, which is scratch.
     """
     if q.is_cuda:
         from pillion.kernels.rotary_kv_write import triton_impl
 
-        return triton_impl.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping)
-    return reference.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping)
+        return triton_impl.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping, row_scale)
+    return reference.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping, row_scale)

@@ -2,6 +2,8 @@
 
 import torch
 
+from pillion.kernels.rms_norm.row_scale import RowScale
+
 
 def rotary_kv_write(
     q: torch.Tensor,
@@ -10,8 +12,12 @@ def rotary_kv_write(
     cos_sin: torch.Tensor,
     layer_kv: torch.Tensor,
     slot_mapping: torch.Tensor,
+    row_scale: RowScale | None = None,
 ) -> torch.Tensor:
     """See `pillion.kernels.rotary_kv_write.rotary_kv_write`."""
+    if row_scale is not None:
+        factors = row_scale.factors()[:, None, None]
+        q, k, v = ((x * factors).to(x.dtype) for x in (q, k, v))
     num_q_heads, num_kv_heads = q.shape[1], k.shape[1]
     rotated = _rotate(torch.cat((q, k), dim=1), cos_sin)
     rotated_q, rotated_k = rotated.split_with_sizes((num_q_heads, num_kv_heads), dim=1)

@@ -4,6 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
+from pillion.kernels.rms_norm.row_scale import RowScale
+from pillion.kernels.rms_norm.triton_row_scale import row_factor
+
 _HEADS = 8
 
 
@@ -16,6 +19,7 @@ def _rotary_kv_write_kernel(
     kv_ptr,
     slot_mapping_ptr,
     out_ptr,
+    squares_ptr,
     q_stride,
     k_stride,
     v_stride,
@@ -23,6 +27,9 @@ def _rotary_kv_write_kernel(
     kv_block_stride,
     kv_half_stride,
     kv_head_stride,
+    num_parts,
+    width,
+    eps,
     NUM_Q_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -30,6 +37,7 @@ def _rotary_kv_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     DIM: tl.constexpr,
     HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
@@ -44,6 +52,10 @@ def _rotary_kv_write_kernel(
     cos = tl.load(angle, mask=rotated, other=1.0)
     sin = tl.load(angle + HALF, mask=rotated, other=0.0)
     sin = tl.where(first, -sin, sin)
+    if PARTS > 0:
+        factor = row_factor(squares_ptr, token, tl.num_programs(0), num_parts, width, eps, PARTS)
+        cos = cos * factor
+        sin = sin * factor
     is_q = inside & (head < NUM_Q_HEADS)
     source = q_ptr + token * q_stride + head * HEAD_DIM
     x = tl.load(source + d, mask=is_q, other=0.0).to(tl.float32)
@@ -57,6 +69,8 @@ def _rotary_kv_write_kernel(
     x = tl.load(source + d, mask=is_kv, other=0.0).to(tl.float32)
     y = tl.load(source + partner, mask=is_kv, other=0.0).to(tl.float32)
     v = tl.load(v_ptr + token * v_stride + kv_head * HEAD_DIM + d, mask=is_kv, other=0.0)
+    if PARTS > 0:
+        v = v.to(tl.float32) * factor
     at = kv_ptr + (slot // BLOCK_SIZE) * kv_block_stride + kv_head * kv_head_stride
     at += (slot % BLOCK_SIZE) * HEAD_DIM + d
     tl.store(at, (x * cos + y * sin).to(kv_ptr.dtype.element_ty), mask=is_kv)
@@ -70,11 +84,14 @@ def rotary_kv_write(
     cos_sin: torch.Tensor,
     layer_kv: torch.Tensor,
     slot_mapping: torch.Tensor,
+    row_scale: RowScale | None = None,
 ) -> torch.Tensor:
     """See `pillion.kernels.rotary_kv_write.rotary_kv_write`."""
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
+    squares, width, eps = row_scale or (None, 1, 0.0)
+    num_parts = 0 if squares is None else len(squares)
     if num_tokens:
         num_groups = triton.cdiv(num_q_heads + num_kv_heads, _HEADS)
         _rotary_kv_write_kernel[(num_tokens, num_groups)](
@@ -85,6 +102,7 @@ def rotary_kv_write(
             layer_kv,
             slot_mapping,
             out,
+            squares,
             q.stride(0),
             k.stride(0),
             v.stride(0),
@@ -92,6 +110,9 @@ def rotary_kv_write(
             layer_kv.stride(0),
             layer_kv.stride(1),
             layer_kv.stride(2),
+            num_parts,
+            width,
+            eps,
             NUM_Q_HEADS=num_q_heads,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
@@ -99,6 +120,7 @@ def rotary_kv_write(
             BLOCK_SIZE=layer_kv.shape[3],
             DIM=triton.next_power_of_2(head_dim),
             HEADS=_HEADS,
+            PARTS=triton.next_power_of_2(num_parts) if num_parts else 0,
             num_warps=2,
         )
     return out

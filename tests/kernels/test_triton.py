@@ -31,6 +31,7 @@ from pillion.kernels.prepare_mixed import reference as mixed_reference
 from pillion.kernels.prepare_mixed import triton_impl as mixed_triton
 from pillion.kernels.rms_norm import reference as norm_reference
 from pillion.kernels.rms_norm import triton_impl as norm_triton
+from pillion.kernels.rms_norm.row_scale import RowScale
 from pillion.kernels.rotary_kv_write import cases as rotary_cases
 from pillion.kernels.rotary_kv_write import reference as rotary_reference
 from pillion.kernels.rotary_kv_write import triton_impl as rotary_triton
@@ -86,6 +87,9 @@ def test_rms_norm(device: torch.device, dtype: torch.dtype, rows: int, size: int
 def test_silu_and_mul(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> None:
     x = torch.randn(rows, width, device=device).to(dtype)
     assert error(silu_triton.silu_and_mul(x), silu_reference.silu_and_mul(x)) < bound(dtype)
+    row_scale = RowScale(torch.rand(5, rows, device=device) * 100, 64, 1e-5)
+    want = silu_reference.silu_and_mul(x, row_scale)
+    assert error(silu_triton.silu_and_mul(x, row_scale), want) < bound(dtype)
 
 
 @pytest.mark.parametrize("case", rotary_cases.CASES, ids=str)
@@ -98,6 +102,15 @@ def test_rotary_kv_write(device: torch.device, dtype: torch.dtype, case: rotary_
     got_kv, want_kv = got.layer_kv[:-1], want.layer_kv[:-1]
     assert torch.equal(got_kv.isnan(), want_kv.isnan())
     assert error(got_kv.nan_to_num(), want_kv.nan_to_num()) < bound(dtype)
+
+
+def test_rotary_kv_write_of_scaled_rows(device: torch.device, dtype: torch.dtype) -> None:
+    case = rotary_cases.Case(37)
+    got, want = case.inputs(device, dtype), case.inputs(device, dtype)
+    row_scale = RowScale(torch.rand(3, case.num_tokens, device=device) * 100, 64, 1e-5)
+    q = rotary_triton.rotary_kv_write(*values(got), row_scale)
+    assert error(q, rotary_reference.rotary_kv_write(*values(want), row_scale)) < bound(dtype)
+    assert error(got.layer_kv.nan_to_num(), want.layer_kv.nan_to_num()) < bound(dtype)
 
 
 @pytest.mark.parametrize("case", prepare_cases.CASES, ids=str)

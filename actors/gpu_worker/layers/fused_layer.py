@@ -7,7 +7,13 @@ import torch
 from pillion.actors.gpu_worker.layers.decoder_layer import DecoderLayer
 from pillion.actors.gpu_worker.quantization.linear import DenseLinear
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs
-from pillion.kernels.fused_linear import linear_add, norm_gated_linear, norm_qkv
+from pillion.kernels.fused_linear import (
+    Scaled,
+    linear_add,
+    norm_gated_linear,
+    norm_qkv,
+    takes_scaled,
+)
 from pillion.kernels.paged_attention import paged_attention
 
 
@@ -20,11 +26,15 @@ class FusedLayer:
     output: DenseLinear
     gate_up: DenseLinear
     down: DenseLinear
+    # [hidden_size]: the norm that reads the stream behind this layer; None: nothing here does
+    next_norm: torch.Tensor | None
     # programmatic dependent launch between this layer's kernels
     pdl: bool
 
     @classmethod
-    def of(cls, layer: DecoderLayer, *, pdl: bool) -> "FusedLayer | None":
+    def of(
+        cls, layer: DecoderLayer, next_norm: torch.Tensor | None, *, pdl: bool
+    ) -> "FusedLayer | None":
         """None if the layer has something that the fused kernels don't know."""
         attention, feed_forward = layer.attention, layer.feed_forward
         linears = attention.qkv, attention.output, feed_forward.gate_up, feed_forward.down
@@ -40,17 +50,19 @@ class FusedLayer:
             return None
         if any(linear.weight.dtype.itemsize != 2 for linear in (qkv, output, gate_up, down)):
             return None
-        return cls(layer, qkv, output, gate_up, down, pdl)
+        return cls(layer, qkv, output, gate_up, down, next_norm, pdl)
 
     def apply(
         self,
         x: torch.Tensor,
+        scaled: Scaled | None,
         cos_sin: torch.Tensor,
         layer_kv: torch.Tensor,
         attention: AttentionInputs,
-    ) -> None:
+    ) -> Scaled | None:
         """The residual stream x [num_rows, hidden_size] to its next state, one token per row.
 
+        `scaled` is what the layer before has returned: what this layer's first norm needs, if that is known.
         Writes: x, and layer_kv at the tokens of this step.
         """
         layer, heads = self.layer, self.layer.attention.heads
@@ -64,6 +76,7 @@ class FusedLayer:
             layer_kv,
             attention.slot_mapping,
             heads.num_q_heads,
+            scaled,
             pdl=self.pdl,
         )
         attended = paged_attention(
@@ -73,8 +86,14 @@ class FusedLayer:
             heads.head_dim**-0.5,
             layer.attention.sliding_window,
         )
-        linear_add(attended.flatten(1), self.output.weight, self.output.bias, x, pdl=self.pdl)
-        gated = norm_gated_linear(
-            x, layer.feed_forward_norm, layer.eps, self.gate_up.weight, pdl=self.pdl
+        gain: torch.Tensor | None = layer.feed_forward_norm
+        if not takes_scaled("gated", self.gate_up.weight, x):
+            gain = None
+        scaled = linear_add(
+            attended.flatten(1), self.output.weight, self.output.bias, x, gain, pdl=self.pdl
         )
-        linear_add(gated, self.down.weight, self.down.bias, x, pdl=self.pdl)
+        gated = norm_gated_linear(
+            x, layer.feed_forward_norm, layer.eps, self.gate_up.weight, scaled, pdl=self.pdl
+        )
+        gain = self.next_norm if takes_scaled("qkv", self.qkv.weight, x) else None
+        return linear_add(gated, self.down.weight, self.down.bias, x, gain, pdl=self.pdl)

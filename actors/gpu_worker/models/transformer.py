@@ -56,8 +56,10 @@ class Transformer:
         cos_sin = self._rotary.cos_sin(positions)
         residual = embedding(input_ids, self._embedding_table).to(self.dtype)
         if self._fused and not attention.has_prefill:
+            scaled = None
             for index, fused in enumerate(self._fused):
-                fused.apply(residual, cos_sin, kv_cache.layer(index), attention)
+                layer_kv = kv_cache.layer(index)
+                scaled = fused.apply(residual, scaled, cos_sin, layer_kv, attention)
             return rms_norm(residual, self._final_norm, self._eps)
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self._layers):
@@ -78,5 +80,9 @@ def _fused_layers(layers: Sequence[DecoderLayer], device: torch.device) -> list[
     if device.type != "cuda":
         return []
     pdl = torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY
-    fused = [FusedLayer.of(layer, pdl=pdl) for layer in layers]
+    norms = [layer.attention_norm for layer in layers]
+    fused = [
+        FusedLayer.of(layer, next_norm, pdl=pdl)
+        for layer, next_norm in zip(layers, [*norms[1:], None], strict=True)
+    ]
     return [layer for layer in fused if layer is not None] if all(fused) else []

@@ -1,0 +1,131 @@
+"""Decode steps of fused layers, whatever form each product takes, against the same layers operation by operation."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pillion.actors.gpu_worker.layers.decoder_layer import (
+    Attention,
+    DecoderLayer,
+    FeedForward,
+    HeadShape,
+)
+from pillion.actors.gpu_worker.layers.fused_layer import FusedLayer
+from pillion.actors.gpu_worker.quantization.linear import DenseLinear
+from pillion.actors.gpu_worker.step_inputs import AttentionInputs
+from pillion.kernels import fused_linear
+from pillion.kernels.fused_linear import tiles
+from pillion.kernels.fused_linear.tiles import Choice, Tile, WideTile
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
+
+NUM_LAYERS, ROWS, HIDDEN, FFN, HEADS, DIM = 3, 5, 64, 128, HeadShape(2, 1, 32), 32
+# Of the two types of 16 bits the interpreter knows one.
+DTYPE = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+DEVICES = [
+    pytest.param(
+        "cpu",
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU itself runs them"),
+    ),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+WIDE = WideTile(16, 64, 4, 2, 2, 8)
+NARROW = Tile(16, 64, 4, 2)
+# qkv, output, gate and up, down
+FORMS: list[tuple[Choice, ...]] = [
+    (None, None, None, None),
+    (NARROW, NARROW, NARROW, NARROW),
+    (WIDE, WIDE, WIDE, WIDE),
+    (None, WIDE, None, WIDE),
+    (WIDE, None, WIDE, NARROW),
+    (NARROW, WIDE, WIDE, None),
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+def random(device: torch.device, *shape: int) -> torch.Tensor:
+    return (torch.randn(shape) * shape[-1] ** -0.5).to(device, DTYPE)
+
+
+def decoder_layer(device: torch.device) -> DecoderLayer:
+    def dense(n: int, k: int) -> DenseLinear:
+        return DenseLinear(random(device, n, k))
+
+    def gain() -> torch.Tensor:
+        return (torch.rand(HIDDEN) + 0.5).to(device, DTYPE)
+
+    num_heads = HEADS.num_q_heads + 2 * HEADS.num_kv_heads
+    attention = Attention(
+        dense(num_heads * DIM, HIDDEN),
+        dense(HIDDEN, HEADS.num_q_heads * DIM),
+        HEADS,
+        None,
+        None,
+        1e-5,
+    )
+    feed_forward = FeedForward(dense(2 * FFN, HIDDEN), dense(HIDDEN, FFN))
+    return DecoderLayer(gain(), attention, gain(), feed_forward, 1e-5)
+
+
+@pytest.mark.parametrize("forms", FORMS, ids=str)
+def test_every_form_is_the_same_layer(
+    device: torch.device, forms: tuple[Choice, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    num_heads = HEADS.num_q_heads + 2 * HEADS.num_kv_heads
+    shapes: list[tuple[tiles.Kind, int, int]] = [
+        ("qkv", num_heads * DIM, HIDDEN),
+        ("add", HIDDEN, HEADS.num_q_heads * DIM),
+        ("gated", 2 * FFN, HIDDEN),
+        ("add", HIDDEN, FFN),
+    ]
+    table = {shape: {8: form} for shape, form in zip(shapes, forms, strict=True)}
+    monkeypatch.setattr(tiles, "MEASURED", table)
+    layers = [decoder_layer(device) for _ in range(NUM_LAYERS)]
+    norms = [*(layer.attention_norm for layer in layers[1:]), None]
+    x = random(device, ROWS, HIDDEN) * 8
+    angles = torch.rand(ROWS, DIM // 2, device=device)
+    cos_sin = torch.stack([angles.cos(), angles.sin()], dim=1)
+    pool = random(device, ROWS + 1, 2, HEADS.num_kv_heads, 16, DIM)
+    pools = [[pool.clone() for _ in layers] for _ in range(2)]
+    attention = AttentionInputs(
+        query_start_loc=torch.arange(ROWS + 1, dtype=torch.int32, device=device),
+        seq_lens=torch.arange(1, ROWS + 1, dtype=torch.int32, device=device),
+        block_table=torch.arange(ROWS, dtype=torch.int32, device=device)[:, None],
+        slot_mapping=torch.arange(ROWS, device=device) * 17,
+        num_decode_rows=ROWS,
+        max_query_len=1,
+        max_seq_len=ROWS,
+        max_decode_seq_len=ROWS,
+    )
+    stream, scaled = x.clone(), None
+    for layer, norm, layer_kv in zip(layers, norms, pools[0], strict=True):
+        fused = FusedLayer.of(layer, norm, pdl=False)
+        assert fused is not None
+        scaled = fused.apply(stream, scaled, cos_sin, layer_kv, attention)
+    addend, residual = torch.zeros_like(x), x.clone()
+    for layer, layer_kv in zip(layers, pools[1], strict=True):
+        addend, residual = layer.apply(addend, residual, cos_sin, layer_kv, attention)
+    torch.testing.assert_close(stream, addend + residual, rtol=0.03, atol=0.06)
+    for ours, theirs in zip(*pools, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize(("form", "dtype", "takes"), [
+    (WIDE, torch.bfloat16, True),
+    (WIDE, torch.float16, True),
+    (None, torch.bfloat16, True),
+    (None, torch.float16, False),  # the library's product has to hold what is not divided yet
+    (NARROW, torch.bfloat16, False),
+])  # fmt: skip
+def test_who_takes_a_stream_that_is_not_divided(
+    form: Choice, dtype: torch.dtype, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "MEASURED", {("gated", 2 * FFN, HIDDEN): {8: form}})
+    weight, x = torch.empty(2 * FFN, HIDDEN, dtype=dtype), torch.empty(ROWS, HIDDEN, dtype=dtype)
+    assert fused_linear.takes_scaled("gated", weight, x) == takes
