@@ -21,6 +21,7 @@ from pillion.kernels.paged_attention import (
     prefill_tiles,
 )
 from pillion.kernels.prepare_decode import DecodeRows, prepare_decode
+from pillion.kernels.rotary_kv_write import rows_in_pool
 from pillion.messages.steps import StepPlan
 from pillion.runtime.errors import InvariantBroken
 
@@ -171,6 +172,7 @@ class InputPreparer:
             max_seq_len=max_seq_len,
             max_decode_seq_len=max_seq_len,
             gather=self._gather(table, decode.seq_lens, num_rows, max_seq_len),
+            pool_rows=self._pool_rows(decode.slot_mapping),
         )
         return StepInputs(
             input_ids=decode.input_ids,
@@ -238,6 +240,7 @@ class InputPreparer:
         seq_lens = torch.cat([decode.seq_lens, device.upload(rows.prefill_ends.astype(np.int32))])
         max_seq_len = max(max_decode_seq_len, int(rows.prefill_ends.max()))
         table = self._blocks.of(slots, max_seq_len)
+        slot_mapping = torch.cat([decode.slot_mapping, tokens.slot_mapping])
         query_lens, prefill_seq_lens = tuple(lengths.tolist()), tuple(rows.prefill_ends.tolist())
         tiles: PrefillTiles | None = None
         if device.is_cuda:
@@ -246,7 +249,7 @@ class InputPreparer:
             query_start_loc=device.upload(bounds.astype(np.int32)),
             seq_lens=seq_lens,
             block_table=table,
-            slot_mapping=torch.cat([decode.slot_mapping, tokens.slot_mapping]),
+            slot_mapping=slot_mapping,
             num_decode_rows=num_decode,
             max_query_len=int(lengths.max()),
             max_seq_len=max_seq_len,
@@ -255,6 +258,7 @@ class InputPreparer:
             prefill_seq_lens=prefill_seq_lens,
             prefill_tiles=tiles,
             gather=self._gather(table, seq_lens, num_decode, max_decode_seq_len),
+            pool_rows=self._pool_rows(slot_mapping),
         )
         sample_slots = all_slots[sampling]
         return StepInputs(
@@ -300,6 +304,10 @@ class InputPreparer:
         return gather_rows(
             self._kv_cache.layer(0), table, seq_lens, num_decode_rows, max_decode_seq_len
         )
+
+    def _pool_rows(self, slot_mapping: torch.Tensor) -> torch.Tensor | None:
+        """The same for the write of keys and values."""
+        return None if self._device.is_cuda else rows_in_pool(self._kv_cache.layer(0), slot_mapping)
 
     def _check_slots(self, slots: npt.NDArray[np.int32]) -> None:
         if len(slots) and (slots.min() < 0 or slots.max() >= self._states.max_num_seqs):

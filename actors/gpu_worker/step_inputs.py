@@ -43,6 +43,8 @@ class AttentionInputs:
     prefill_tiles: PrefillTiles | None = None
     # for the torch reference, computed once for all layers
     gather: tuple[DecodeGather, ...] | None = None
+    # [num_tokens * 2 * num_kv_heads] int64; the same for the write of keys and values
+    pool_rows: torch.Tensor | None = None
 
     @property
     def has_prefill(self) -> bool:

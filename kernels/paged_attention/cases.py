@@ -114,6 +114,9 @@ CASES: Final = (
     Case(decode=(9,), prefill=((8, 8),), sliding_window=1),
     Case(decode=(5, 0, 40, 16, 17, 1, 33, 100, 127)),
     Case(decode=(50, 8, 7, 1, 60, 61, 62, 63, 9), sliding_window=8),
+    Case(decode=(0, 1, 16, 17, *range(100, 128))),
+    Case(decode=(130, 0, *range(500, 509)), sliding_window=40, spare_blocks=1),
+    Case(decode=(2049,), num_q_heads=2, num_kv_heads=2, head_dim=7, block_size=8),
     Case(prefill=((300, 300), (140, 333)), sliding_window=100),
     Case(decode=(9,), prefill=((8, 8), (20, 20)), sliding_window=64),
 )

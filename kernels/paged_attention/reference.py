@@ -14,6 +14,7 @@ from pillion.kernels.paged_attention.rows import (
     DecodeGather,
     decode_window_bias,
     gather_rows,
+    pool_from,
     product_dtype,
     very_low,
 )
@@ -81,11 +82,10 @@ def _decode_group(
     """Rows of similar lengths, all at once: [num_rows, num_q_heads, head_dim]."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = layer_kv.shape[2]
-    # From here to the end of the pool, whatever layer: the gather's tokens count from this layer's start.
-    pool_size = layer_kv.untyped_storage().nbytes() // layer_kv.element_size()
-    num_tokens = (pool_size - layer_kv.storage_offset()) // head_dim
-    pool = layer_kv.as_strided((num_tokens, head_dim), (head_dim, 1))
-    gathered = pool.index_select(0, gather.tokens).to(q.dtype)
+    pool = pool_from(layer_kv, gather.tokens_per_piece * head_dim)
+    gathered = pool.index_select(0, gather.pieces).to(q.dtype)
+    if gather.beyond is not None:
+        gathered.view(-1, head_dim).index_fill_(0, gather.beyond, 0)
     keys, values = gathered.view(2, num_rows, num_kv_heads, -1, head_dim).unbind(0)
     bias = gather.bias
     if sliding_window is not None:

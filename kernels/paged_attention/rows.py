@@ -12,6 +12,8 @@ import torch
 _SHORT: Final = 128
 # A prompt of so many tokens is worth an attention of its own.
 WHOLE_TOKENS: Final = 2048
+# Of so many tokens it is cheaper to gather whole blocks and to silence what is beyond the rows' lengths.
+_MANY_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,14 @@ class DecodeGather:
 
     # [num_rows] int64; which of the step's decode rows these are. None: all of them
     rows: torch.Tensor | None
-    # [2 * num_rows * num_kv_heads * length] int64; tokens of one head in the pool: all keys, row
-    # by row and head by head, then all values. Beyond a row's KV length its first token stands in.
-    tokens: torch.Tensor
+    # tokens of one head that are gathered in one piece: 1, or those of a block
+    tokens_per_piece: int
+    # [2 * num_rows * num_kv_heads * length / tokens_per_piece] int64; pieces of the pool, counted from the
+    # layer's start: all keys, row by row and head by head, then all values
+    pieces: torch.Tensor
+    # [n] int64; which of the gathered tokens lie beyond their row's KV length. None: there its first token
+    # was gathered in their place
+    beyond: torch.Tensor | None
     # [num_rows, 1, 1, length] in the products' type; 0, or very low beyond the row's KV length
     bias: torch.Tensor
     # [num_rows, 1] int32
@@ -205,6 +212,13 @@ def decode_window_bias(gather: DecodeGather, sliding_window: int) -> torch.Tenso
     return gather.bias.masked_fill(before, very_low(gather.bias.dtype))
 
 
+def pool_from(layer_kv: torch.Tensor, width: int) -> torch.Tensor:
+    """From a layer's start to the end of the pool, whatever layer, in rows of `width` numbers: a view [n, width]."""
+    pool_size = layer_kv.untyped_storage().nbytes() // layer_kv.element_size()
+    num_rows = (pool_size - layer_kv.storage_offset()) // width
+    return layer_kv.as_strided((num_rows, width), (width, 1))
+
+
 def product_dtype(cache: torch.dtype) -> torch.dtype:
     """What the torch reference computes in: the cache's type, but no CPU is fast with float16."""
     return torch.float32 if cache == torch.float16 else cache
@@ -228,21 +242,41 @@ def _gather_decode(
     if rows is not None:
         block_table, seq_lens = block_table[rows], seq_lens[rows]
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
-    tokens_per_block = layer_kv.stride(0) // head_dim
+    tokens_per_piece = block_size if len(seq_lens) * length >= _MANY_TOKENS else 1
+    length = -(-length // tokens_per_piece) * tokens_per_piece
+    pieces_per_block = layer_kv.stride(0) // (tokens_per_piece * head_dim)
     positions = torch.arange(length, device=layer_kv.device)
     beyond = positions >= seq_lens[:, None]
-    # What lies beyond is never read: a former tenant may have left numbers there that are not finite,
-    # and a weight of zero would not silence them.
-    positions = positions.masked_fill(beyond, 0)
-    block_ids = block_table.to(torch.int64).gather(1, positions // block_size)
-    tokens = block_ids * tokens_per_block + positions % block_size
+    block_table = block_table.to(torch.int64)
+    # Nothing that lies beyond gets into a product: a former tenant may have left numbers there that are not
+    # finite, and a weight of zero would not silence them.
+    if tokens_per_piece == 1:
+        positions = positions.masked_fill(beyond, 0)
+        block_ids = block_table.gather(1, positions // block_size)
+        pieces = block_ids * pieces_per_block + positions % block_size
+    else:
+        pieces = block_table[:, : length // block_size] * pieces_per_block
     dtype = product_dtype(layer_kv.dtype)
     bias = torch.zeros(beyond.shape, dtype=dtype, device=layer_kv.device)
     bias.masked_fill_(beyond, very_low(dtype))
-    heads = torch.arange(2 * num_kv_heads, device=layer_kv.device) * block_size
+    heads = torch.arange(2 * num_kv_heads, device=layer_kv.device) * (
+        block_size // tokens_per_piece
+    )
     return DecodeGather(
         rows=rows,
-        tokens=(tokens[:, None] + heads.view(2, 1, num_kv_heads, 1)).flatten(),
+        tokens_per_piece=tokens_per_piece,
+        pieces=(pieces[:, None] + heads.view(2, 1, num_kv_heads, 1)).flatten(),
+        beyond=None if tokens_per_piece == 1 else _gathered_tokens(beyond, num_kv_heads),
         bias=bias[:, None, None],
         seq_lens=seq_lens[:, None],
     )
+
+
+def _gathered_tokens(mask: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """Where the tokens of a mask [num_rows, length] are in [2, num_rows, num_kv_heads, length]: [n] int64."""
+    num_rows, length = mask.shape
+    row, position = mask.nonzero(as_tuple=True)
+    keys_or_values = torch.arange(2, device=mask.device).view(2, 1, 1) * num_rows
+    heads = torch.arange(num_kv_heads, device=mask.device)
+    of_head = (keys_or_values + row[:, None]) * num_kv_heads + heads
+    return (of_head * length + position[:, None]).flatten()

@@ -14,6 +14,7 @@ def rotary_kv_write(
     layer_kv: torch.Tensor,
     slot_mapping: torch.Tensor,
     row_scale: RowScale | None = None,
+    pool_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotates q and k by their tokens' positions and stores k and v; returns the rotated q.
 
@@ -27,6 +28,7 @@ def rotary_kv_write(
     layer_kv     [num_blocks, 2, num_kv_heads, block_size, head_dim], the last three dimensions dense
     slot_mapping [num_tokens] int64; block_id * block_size + offset, -1: this token is not stored
     row_scale    multiplies each token's q, k and v first
+    pool_rows    what `rows_in_pool` gave for this slot mapping; None: it is computed here
 
     Writes: layer_kv at the tokens of slot_mapping, and anything in its last block, which is scratch.
     """
@@ -34,4 +36,13 @@ def rotary_kv_write(
         from pillion.kernels.rotary_kv_write import triton_impl
 
         return triton_impl.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping, row_scale)
-    return reference.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping, row_scale)
+    return reference.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping, row_scale, pool_rows)
+
+
+def rows_in_pool(layer_kv: torch.Tensor, slot_mapping: torch.Tensor) -> torch.Tensor:
+    """Where the tokens of a step are stored, for the torch reference; from any layer, for all of them.
+
+    Returns [num_tokens * 2 * num_kv_heads] int64: rows of head_dim numbers, counted from a layer's start,
+    token by token the keys of all heads and then their values.
+    """
+    return reference.rows_in_pool(layer_kv, slot_mapping)

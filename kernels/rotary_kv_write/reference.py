@@ -2,6 +2,7 @@
 
 import torch
 
+from pillion.kernels.paged_attention.rows import pool_from
 from pillion.kernels.rms_norm.row_scale import RowScale
 
 
@@ -13,6 +14,7 @@ def rotary_kv_write(
     layer_kv: torch.Tensor,
     slot_mapping: torch.Tensor,
     row_scale: RowScale | None = None,
+    pool_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `pillion.kernels.rotary_kv_write.rotary_kv_write`."""
     if row_scale is not None:
@@ -22,13 +24,23 @@ def rotary_kv_write(
     rotated = _rotate(torch.cat((q, k), dim=1), cos_sin)
     rotated_q, rotated_k = rotated.split_with_sizes((num_q_heads, num_kv_heads), dim=1)
     kv = torch.cat((rotated_k, v), dim=1).to(layer_kv.dtype)
-    block_size = layer_kv.shape[3]
-    # Floor division sends -1 to the last row of the last block: scratch takes what is not stored, so
-    # that no shape depends on how many rows are masked.
-    block_ids = slot_mapping.div(block_size, rounding_mode="floor")
-    offsets = slot_mapping.remainder(block_size)
-    layer_kv.flatten(1, 2)[block_ids, :, offsets] = kv
+    if pool_rows is None:
+        pool_rows = rows_in_pool(layer_kv, slot_mapping)
+    head_dim = kv.shape[2]
+    pool_from(layer_kv, head_dim).index_copy_(0, pool_rows, kv.view(-1, head_dim))
     return rotated_q
+
+
+def rows_in_pool(layer_kv: torch.Tensor, slot_mapping: torch.Tensor) -> torch.Tensor:
+    """See `pillion.kernels.rotary_kv_write.rows_in_pool`."""
+    num_blocks, _, num_kv_heads, block_size, head_dim = layer_kv.shape
+    # -1 becomes the last token of the last block: scratch takes what is not stored, so that no shape
+    # depends on how many rows are masked.
+    slots = slot_mapping.remainder(num_blocks * block_size)
+    block_ids = slots // block_size
+    tokens = block_ids * (layer_kv.stride(0) // head_dim) + slots % block_size
+    heads = torch.arange(2 * num_kv_heads, device=slots.device) * block_size
+    return (tokens[:, None] + heads).flatten()
 
 
 def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:

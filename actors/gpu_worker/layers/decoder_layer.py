@@ -57,7 +57,9 @@ class Attention:
         if self.head_norms is not None:
             q = rms_norm(q, self.head_norms.query, self.eps)
             k = rms_norm(k, self.head_norms.key, self.eps)
-        q = rotary_kv_write(q, k, v, cos_sin, layer_kv, attention.slot_mapping)
+        q = rotary_kv_write(
+            q, k, v, cos_sin, layer_kv, attention.slot_mapping, pool_rows=attention.pool_rows
+        )
         out = paged_attention(q, layer_kv, attention, head_dim**-0.5, self.sliding_window)
         return self.output.apply(out.reshape(-1, num_q_heads * head_dim))
 

@@ -74,7 +74,9 @@ class TinyModel:
             qkv = (hidden @ self.qkv[layer].T).view(len(input_ids), -1, HEAD_DIM)
             q, k, v = qkv.split([NUM_Q_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
             layer_kv = kv_cache.layer(layer)
-            q = rotary_kv_write(q, k, v, cos_sin, layer_kv, attention.slot_mapping)
+            q = rotary_kv_write(
+                q, k, v, cos_sin, layer_kv, attention.slot_mapping, pool_rows=attention.pool_rows
+            )
             attended = paged_attention(q, layer_kv, attention, HEAD_DIM**-0.5)
             hidden = hidden + attended.flatten(1) @ self.out[layer].T
         return hidden

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pillion.kernels.rotary_kv_write import rotary_kv_write
+from pillion.kernels.rotary_kv_write import rotary_kv_write, rows_in_pool
 from pillion.kernels.rotary_kv_write.cases import CASES, TOLERANCES, Case, Inputs
 
 CPU = torch.device("cpu")
@@ -53,6 +53,23 @@ def test_other_layers_are_left_alone() -> None:
     run(inputs)
     pool = inputs.layer_kv._base
     assert pool is not None
+    assert pool[:, [0, 2]].isnan().all()
+
+
+def test_rows_found_in_another_layer_serve_all() -> None:
+    case = Case(37, masked=(0, 5))
+    expected, inputs = case.inputs(CPU, torch.float32), case.inputs(CPU, torch.float32)
+    run(expected)
+    pool = inputs.layer_kv._base
+    assert pool is not None
+    rows = rows_in_pool(pool[:, 0], inputs.slot_mapping)
+    moved = torch.full_like(inputs.slot_mapping, -1)  # so that only the rows say where
+    rotary_kv_write(
+        inputs.q, inputs.k, inputs.v, inputs.cos_sin, inputs.layer_kv, moved, pool_rows=rows
+    )
+    assert torch.equal(
+        inputs.layer_kv[:-1].nan_to_num(-1.0), expected.layer_kv[:-1].nan_to_num(-1.0)
+    )
     assert pool[:, [0, 2]].isnan().all()
 
 
