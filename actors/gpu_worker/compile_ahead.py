@@ -20,12 +20,15 @@ from typing import Final
 from msgspec import structs
 
 import pillion
+from pillion.actors.gpu_worker.head_start import DRIVER
+from pillion.actors.gpu_worker.host_memory import free_memory_bytes
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.process import child_environment
 
-_DRIVER: Final = Path("/dev/nvidiactl")
 _FEWEST_CORES: Final = 4
-_MOST_PROCESSES: Final = 8
+_MOST_PROCESSES: Final = 16
+# What one of them takes of the machine's memory.
+_PROCESS_BYTES: Final = 2 << 30
 _TIMEOUT_S: Final = 120.0
 
 logger = logging.getLogger(__name__)
@@ -60,14 +63,17 @@ class Compilation:
 def compile_ahead(config: EngineConfig) -> Compilation | None:
     """Starts the processes; None where nothing is to be compiled, or not by others."""
     num_cores = len(os.sched_getaffinity(0))
-    has_device = config.device != "cpu" and _DRIVER.exists()
+    has_device = config.device != "cpu" and DRIVER.exists()
     if not has_device or num_cores < _FEWEST_CORES or importlib.util.find_spec("triton") is None:
         return None
     mark = _cache_dir() / f"pillion-{_fingerprint(config)}"
     if mark.exists():
         return None
-    num_parts = min(_MOST_PROCESSES, num_cores // 2)
-    command = [sys.executable, "-P", "-m", "pillion.actors.gpu_worker.compile_part"]
+    # One core is for the process that loads.
+    num_parts = min(_MOST_PROCESSES, num_cores - 1, free_memory_bytes() // _PROCESS_BYTES)
+    if not num_parts:
+        return None
+    command = [sys.executable, "-P", "-m", "pillion.actors.gpu_worker.compile_process"]
     shown = structs.replace(config, api_key=None)  # command lines are for everybody to read
     command += [shown.to_json().decode(), str(num_parts)]
     processes = [

@@ -1,6 +1,5 @@
-"""A process that compiles its part of the kernels of a start; see compile_ahead."""
+"""A part of the kernels of a start, compiled; see compile_ahead."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,15 +21,19 @@ from pillion.actors.gpu_worker.models.loader import (
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.warm_up import warm_up
 from pillion.kernels.fused_linear.tiles import padded_rows
-from pillion.runtime.config import EngineConfig, from_json
+from pillion.runtime.config import EngineConfig
 from pillion.runtime.model_source import resolve_model
-from pillion.runtime.process import end_with_launcher
 
 Job = Callable[[], None]
 
 
+@torch.inference_mode()
 def compile_part(config: EngineConfig, part: int, num_parts: int) -> None:
-    """Runs every `num_parts`-th job from `part` on, with one layer of random weights."""
+    """Runs every `num_parts`-th job from `part` on, with one layer of random weights.
+
+    The jobs that take longest come first: the largest step with all of the sampler, then decode steps, each class of
+    which has kernels of its own. Mixed steps share most of theirs.
+    """
     device = Device(choose_device(config.device))
     source = resolve_model(config.model_path or config.model)
     whole = open_checkpoint(config, source).config
@@ -62,9 +65,10 @@ def compile_part(config: EngineConfig, part: int, num_parts: int) -> None:
     largest = partial(
         warm_up, stages, limits, shape.block_size, num_prefill_tokens=limits.max_num_batched_tokens
     )
-    jobs: list[Job] = [*_captures(stages), largest]
+    jobs: list[Job] = [largest, *_captures(stages)]
     for job in jobs[part::num_parts]:
         job()
+    torch.cuda.synchronize()
 
 
 def _captures(stages: Stages) -> Sequence[Job]:
@@ -80,16 +84,3 @@ def _captures(stages: Stages) -> Sequence[Job]:
     sizes = graph_sizes(stages.states.max_num_seqs)
     jobs: list[Job] = [partial(capture_all, list(like)) for _, like in groupby(sizes, padded_rows)]
     return [*jobs, *(partial(capturer.capture_mixed, shape) for shape in capturer.shapes)]
-
-
-def main() -> None:
-    """Arguments: the configuration as JSON, how many parts there are, and which this is."""
-    end_with_launcher(0)
-    config, num_parts, part = sys.argv[1:]
-    with torch.inference_mode():
-        compile_part(from_json(config.encode()), int(part), int(num_parts))
-    torch.cuda.synchronize()
-
-
-if __name__ == "__main__":
-    main()

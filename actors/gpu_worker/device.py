@@ -2,16 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from pillion.runtime.errors import ConfigError
-
-_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def choose_device(setting: str) -> torch.device:
@@ -36,19 +33,6 @@ def choose_device(setting: str) -> torch.device:
 def available_cpu_threads() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def free_memory_bytes() -> int:
-    """Main memory that this process could still take: the machine's, or its control group's if less."""
-    meminfo = Path("/proc/meminfo").read_text()
-    (available,) = (line for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
-    free = int(available.split()[1]) * 1024
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-    except OSError:
-        return free
-    return free if limit == "max" else min(free, max(0, int(limit) - used))
 
 
 class Download:

@@ -3,6 +3,7 @@
 import sys
 
 from pillion.actors.gpu_worker.compile_ahead import compile_ahead
+from pillion.actors.gpu_worker.head_start import head_start
 from pillion.messages.control import StartPhase
 from pillion.messages.inboxes import WorkerInbox
 from pillion.runtime.actor import report_failure, run_actor
@@ -42,8 +43,9 @@ def main() -> int:
     compilation = compile_ahead(context.config)
     try:
         # torch is imported here, when the launcher's end is being watched for.
-        from pillion.actors.gpu_worker.start_up import start_worker
-        from pillion.actors.gpu_worker.step_faults import EveryStepFails
+        with head_start(context.config.device):
+            from pillion.actors.gpu_worker.start_up import start_worker
+            from pillion.actors.gpu_worker.step_faults import EveryStepFails
 
         phases.end("imports")
         context.faults.at_load()

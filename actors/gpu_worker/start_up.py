@@ -20,9 +20,9 @@ from pillion.actors.gpu_worker.device import (
     Device,
     available_cpu_threads,
     choose_device,
-    free_memory_bytes,
 )
 from pillion.actors.gpu_worker.faults import FaultyExecutor
+from pillion.actors.gpu_worker.host_memory import free_memory_bytes
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.limits import (
     DeviceLedger,

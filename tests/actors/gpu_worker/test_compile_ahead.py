@@ -31,7 +31,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
         return process("pass")
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "_DRIVER", tmp_path)
+    monkeypatch.setattr(module, "DRIVER", tmp_path)
+    monkeypatch.setattr(module, "free_memory_bytes", lambda: 1 << 40)
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: range(8))
     fake = type("fake", (), {"Popen": popen, "PIPE": -1, "DEVNULL": -3})
     monkeypatch.setattr(module, "subprocess", fake)
@@ -43,7 +44,18 @@ class TestCompileAhead:
         compilation = compile_ahead(config())
         assert compilation is not None
         compilation.wait()
-        assert [command[-2:] for command in started] == [["4", str(part)] for part in range(4)]
+        assert [command[-2:] for command in started] == [["7", str(part)] for part in range(7)]
+
+    def test_there_are_as_many_as_fit_the_memory(
+        self, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "free_memory_bytes", lambda: 5 << 30)
+        compilation = compile_ahead(config())
+        assert compilation is not None
+        compilation.wait()
+        assert len(started) == 2
+        monkeypatch.setattr(module, "free_memory_bytes", lambda: 1 << 30)
+        assert compile_ahead(config(max_num_seqs=8)) is None
 
     def test_a_second_start_finds_the_mark(self, started: list[list[str]]) -> None:
         compilation = compile_ahead(config())
@@ -58,7 +70,7 @@ class TestCompileAhead:
         self, started: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         assert compile_ahead(config(device="cpu")) is None
-        monkeypatch.setattr(module, "_DRIVER", tmp_path / "none")
+        monkeypatch.setattr(module, "DRIVER", tmp_path / "none")
         assert compile_ahead(config()) is None
         assert not started
 

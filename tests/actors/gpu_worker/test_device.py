@@ -1,13 +1,10 @@
 """Choosing a device, and copies to and from it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from pillion.actors.gpu_worker import device as device_module
-from pillion.actors.gpu_worker.device import Device, choose_device, free_memory_bytes
+from pillion.actors.gpu_worker.device import Device, choose_device
 from pillion.runtime.errors import ConfigError
 
 
@@ -48,36 +45,6 @@ def test_copies_keep_values_and_types() -> None:
     numbers, flags = download.wait()
     assert numbers.tolist() == [3, -1]
     assert flags.tolist() == [True]
-
-
-class TestFreeMemory:
-    def test_is_a_plausible_number(self) -> None:
-        assert 1 << 20 < free_memory_bytes() < 1 << 50
-
-    @pytest.mark.parametrize(
-        ("limit", "used", "expected"),
-        [("1000000\n", "400000\n", 600_000), ("100\n", "200\n", 0)],
-    )
-    def test_a_control_group_may_allow_less(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        limit: str,
-        used: str,
-        expected: int,
-    ) -> None:
-        (tmp_path / "memory.max").write_text(limit)
-        (tmp_path / "memory.current").write_text(used)
-        monkeypatch.setattr(device_module, "_CGROUP", tmp_path)
-        assert free_memory_bytes() == expected
-
-    def test_a_group_without_limit_does_not_count(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "memory.max").write_text("max\n")
-        (tmp_path / "memory.current").write_text("5\n")
-        monkeypatch.setattr(device_module, "_CGROUP", tmp_path)
-        assert free_memory_bytes() > 1 << 20
 
 
 @pytest.mark.gpu
