@@ -17,7 +17,7 @@ import zmq
 from pillion.messages.base import RingMessage
 from pillion.messages.codec import Codec
 from pillion.runtime.clock import NS_PER_MS
-from pillion.runtime.errors import InvariantBroken
+from pillion.runtime.errors import ConfigError, InvariantBroken
 from pillion.runtime.paths import RunDir, check_socket_path, claim_socket_path
 
 T = TypeVar("T")
@@ -41,9 +41,12 @@ class Inbox(Generic[T]):
     def bind(cls, path: Path, union: Any) -> "Inbox[T]":
         """Binds the inbox. Raises ConfigError if the path is too long, taken, or not a socket."""
         claim_socket_path(path)
-        socket = _context().socket(zmq.PULL)
-        socket.set_hwm(0)
-        socket.bind(f"ipc://{path}")
+        try:
+            socket = _context().socket(zmq.PULL)
+            socket.set_hwm(0)
+            socket.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            raise ConfigError(f"cannot listen at {path}: {error.strerror}") from error
         return cls(socket, path, Codec(union))
 
     def receive(self, timeout_ns: int | None) -> T | None:

@@ -1,7 +1,9 @@
 """The `pillion` command: a table of subcommands, each imported only when it is the one that runs."""
 
 import argparse
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module.add_arguments(parser)
     try:
         status: int = module.run(parser.parse_args(arguments[1:]))
+        sys.stdout.flush()
     except PillionError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -56,7 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         return EXIT_FAILED
+    except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:
+            return _without_output()
+        if not isinstance(error, PermissionError) or error.filename is None:
+            raise
+        print(f"error: this user may not open {error.filename}", file=sys.stderr)
+        return EXIT_FAILED
     return status
+
+
+def _without_output() -> int:
+    """What was printed found no room; without this the interpreter would try it once more at its end."""
+    print("error: cannot write the output: no space left", file=sys.stderr)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_FAILED
 
 
 def _without_command(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ from pillion.messages.base import EdgeMessage
 from pillion.messages.codec import FRAME_HEADER_BYTES, Codec, frame, frame_length
 from pillion.messages.control import ControlFailed, DaemonStatus, StatusRequest, StopAccepted
 from pillion.runtime.errors import DaemonUnavailable, PillionError
-from pillion.runtime.paths import RunDir, claim_socket_path
+from pillion.runtime.paths import RunDir, claim_socket_path, usable
 from pillion.runtime.silence import why_silent
 
 MAX_REQUEST_BYTES: Final = 64 * 1024
@@ -42,7 +42,8 @@ class ControlServer:
     async def bind(self, path: Path) -> None:
         """Begins to listen. Raises ConfigError if the path is too long, taken, or not a socket."""
         claim_socket_path(path)
-        self._server = await asyncio.start_unix_server(self._serve, path)
+        with usable(path):
+            self._server = await asyncio.start_unix_server(self._serve, path)
 
     def close(self) -> None:
         """Hangs up on everybody."""

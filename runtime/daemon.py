@@ -127,7 +127,7 @@ def _run_launcher(
 
     start_logging("launcher")
     config = with_tracing(config, os.environ)
-    directory.config.write_bytes(config.to_json())
+    directory.write_config(config.to_json())
     table = with_gateways(specs or ACTORS, config, (*http.descriptors, *options.listening_fds))
 
     async def run() -> int:

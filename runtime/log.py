@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from pillion.runtime.errors import ConfigError
+from pillion.runtime.paths import usable
 
 LEVEL_VARIABLE: Final = "PILLION_LOG"
 MAX_LOG_BYTES: Final = 8 * 1024 * 1024  # at which a start begins a new file and keeps the last one
@@ -44,10 +45,14 @@ def start_logging(actor: str) -> None:
 
 
 def open_log(path: Path) -> int:
-    """A descriptor that appends to the log. A log that has grown large is kept as <name>.1 first."""
-    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-        path.replace(path.with_name(path.name + ".1"))
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """A descriptor that appends to the log. A log that has grown large is kept as <name>.1 first.
+
+    Raises ConfigError if the system refuses it.
+    """
+    with usable(path):
+        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+            path.replace(path.with_name(path.name + ".1"))
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def tail_offset(path: Path, num_lines: int) -> int:

@@ -1,5 +1,6 @@
 """Where a daemon's files are: its run directory, socket names and the lock that says whether it lives."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -7,15 +8,17 @@ import re
 import socket
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pillion.runtime.errors import ConfigError
+from pillion.runtime.errors import ConfigError, DaemonUnavailable
 from pillion.runtime.proc_files import peer_pid, pids_with_argument
 
 MAX_SOCKET_PATH_BYTES: Final = 107  # sockaddr_un holds 108 with the closing zero
 EARLIER_LIFE_DEADLINE_S: Final = 5.0  # actors end themselves within this time of their launcher
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -76,11 +79,20 @@ class RunDir:
             raise ConfigError(f"cannot create {self.root.parent}: {error.strerror}") from error
         _make_private(self.root)
 
+    def write_config(self, data: bytes) -> None:
+        """Keeps the configuration for the actors, for no other user's eyes: it may hold keys."""
+        with usable(self.config):
+            self.config.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(self.config, flags, 0o600), "wb") as file:
+                file.write(data)
+
     def remove_sockets(self) -> None:
         """Removes what a daemon that is gone left behind; the lock must be held."""
-        for path in self.root.iterdir():
-            if path.suffix in (".ipc", ".sock") and stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink(missing_ok=True)
+        with usable(self.root):
+            for path in self.root.iterdir():
+                if path.suffix in (".ipc", ".sock") and stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Removes the directory and its files; the lock must be held."""
@@ -92,14 +104,18 @@ class RunDir:
 def run_dir(name: str) -> RunDir:
     """The run directory of the daemon of this name, which need not exist.
 
-    It lies in $PILLION_RUNTIME_DIR, else in $XDG_RUNTIME_DIR/pillion, else in /tmp/pillion-<uid>.
+    It lies in $PILLION_RUNTIME_DIR, else in $XDG_RUNTIME_DIR/pillion, else in /tmp/pillion-<uid>. Raises ConfigError
+    if the last one is not this user's: anybody may make it, and listen there.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"name must be 1 to 64 letters, digits, '.', '_' or '-' and begin with a letter or digit, "
             f"got {name!r:.80}"
         )
-    return RunDir(runtime_root() / name)
+    root = runtime_root()
+    if root == _shared_fallback():
+        _refuse_foreign(root)
+    return RunDir(root / name)
 
 
 def runtime_root() -> Path:
@@ -111,6 +127,18 @@ def runtime_root() -> Path:
     if session and os.path.isdir(session):
         return Path(session).absolute() / "pillion"
     return _shared_fallback()
+
+
+@contextlib.contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Around what makes or writes a file of a run directory. Raises ConfigError if the system refuses it."""
+    try:
+        yield
+    except OSError as error:
+        advice = "make room there" if error.errno in _FULL else "make it writable"
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; {advice}, or set PILLION_RUNTIME_DIR"
+        ) from error
 
 
 def check_socket_path(path: Path) -> None:
@@ -157,7 +185,8 @@ class DaemonLock:
         Waits up to 5 s for the actors of a launcher that was killed. Raises ConfigError if a daemon lives.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(directory.lock, flags, 0o600)
+        with usable(directory.lock):
+            descriptor = os.open(directory.lock, flags, 0o600)
         deadline = time.monotonic() + EARLIER_LIFE_DEADLINE_S
         while not _try_lock(descriptor):
             pid = _read_pid(descriptor)
@@ -166,8 +195,13 @@ class DaemonLock:
                 os.close(descriptor)
                 raise ConfigError(_held_message(directory, pid, launcher_lives))
             time.sleep(0.02)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            with usable(directory.lock):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except ConfigError:
+            os.close(descriptor)
+            raise
         return cls(descriptor)
 
     def release(self) -> None:
@@ -176,11 +210,18 @@ class DaemonLock:
 
 
 def daemon_pid(directory: RunDir) -> int | None:
-    """The launcher's pid if any process of the daemon lives, else None."""
+    """The launcher's pid if any process of the daemon lives, else None.
+
+    Raises DaemonUnavailable if this user may not look.
+    """
     try:
         descriptor = os.open(directory.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise DaemonUnavailable(
+            f"this user may not open {directory.lock}: what runs there is another one's"
+        ) from error
     try:
         return None if _try_lock(descriptor, fcntl.LOCK_SH) else _read_pid(descriptor)
     finally:
@@ -223,6 +264,17 @@ def _held_message(directory: RunDir, pid: int | None, launcher_lives: bool) -> s
 
 def _shared_fallback() -> Path:
     return Path(f"/tmp/pillion-{os.getuid()}")
+
+
+def _refuse_foreign(path: Path) -> None:
+    try:
+        owner = path.lstat().st_uid
+    except FileNotFoundError:
+        return
+    if owner != os.getuid():
+        raise ConfigError(
+            f"{path} belongs to the user with id {owner}: set PILLION_RUNTIME_DIR to a directory of your own"
+        )
 
 
 def _make_private(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Why a launcher that lives does not answer, as far as the kernel knows."""
 
+from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.paths import RunDir, daemon_pid
 from pillion.runtime.proc_files import is_stopped
 
@@ -8,7 +9,7 @@ def why_silent(directory: RunDir) -> str | None:
     """That the launcher is stopped, and what to do about it; None if it is not."""
     try:
         pid = daemon_pid(directory)
-    except OSError:  # another user's
+    except DaemonUnavailable:  # another user's
         return None
     if pid is None or not is_stopped(pid):
         return None

@@ -12,7 +12,7 @@ from pillion.messages.codec import frame
 from pillion.messages.inboxes import DaemonToClient
 from pillion.runtime.clock import now_ns
 from pillion.runtime.frame_buffer import FrameBuffer
-from pillion.runtime.paths import claim_socket_path
+from pillion.runtime.paths import claim_socket_path, usable
 from pillion.runtime.proc_files import has_argument, peer_pid
 
 # Bytes that wait in a connection before its client counts as slow, and below which it has caught up.
@@ -113,7 +113,8 @@ class ClientServer:
         """Binds the socket. Raises ConfigError if the path is too long, taken, or not a socket."""
         claim_socket_path(path)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._connect, str(path), backlog=1024)
+        with usable(path):
+            self._server = await loop.create_unix_server(self._connect, str(path), backlog=1024)
 
     def send(self, replies: Iterable[tuple[int, DaemonToClient]]) -> None:
         """Writes replies; those for clients that are gone are dropped."""

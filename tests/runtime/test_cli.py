@@ -1,5 +1,6 @@
 """The `pillion` command: its table, its errors and how fast it says what it can do."""
 
+import errno
 import resource
 import subprocess
 import sys
@@ -102,6 +103,34 @@ def test_errors_are_one_line(
     monkeypatch.setitem(cli.COMMANDS, "fail", ("command", "fails"))
     assert cli.main(["fail"]) == status
     assert capsys.readouterr().err == stderr
+
+
+def test_output_that_finds_no_room_is_told_in_a_line() -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "pillion", "doctor", "--json"],
+            env=child_environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "error: cannot write the output: no space left\n",
+    )
+
+
+def test_a_file_that_may_not_be_opened_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/their/daemon.log")
+
+    monkeypatch.setattr("pillion.runtime.commands.logs.run", run)
+    assert cli.main(["logs"]) == 1
+    assert capsys.readouterr().err == "error: this user may not open /their/daemon.log\n"
 
 
 @pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["stop"], ["logs"]])

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -75,6 +76,37 @@ def test_a_limit_of_open_files_that_is_too_low_is_refused_at_the_start(
     start_daemon(
         prefix=("sh", "-c", f'ulimit -Sn {LEAST_OPEN_FILES - 1}; exec "$@"', "sh")
     ).wait_state("ready")
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_disk_that_is_full_at_the_start_is_told_in_a_line(
+    start_daemon: StartDaemon, blocks: int
+) -> None:
+    """Not a byte fits, or the lock does and the configuration does not. A limit on files' sizes stands for it."""
+    config = {"served_model_name": "x" * 1000}
+    daemon = start_daemon(
+        config=config, prefix=("sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh")
+    )
+    code, stderr = daemon.wait_end(30)
+    assert code == 1
+    file = daemon.directory.config if blocks else daemon.directory.lock
+    assert stderr == [
+        f"error: cannot write {file}: File too large; make room there, or set PILLION_RUNTIME_DIR"
+    ]
+    daemon.nothing_is_left()
+    start_daemon().wait_state("ready")
+
+
+def test_what_lies_in_the_run_directory_is_for_this_user_alone(start_daemon: StartDaemon) -> None:
+    config = {"api_key": "secret", "http": "0"}
+    daemon = start_daemon(config=config, prefix=("sh", "-c", 'umask 0; exec "$@"', "sh"))
+    daemon.wait_state("ready")
+    root = daemon.directory.root
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700, "what guards the sockets"
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in root.iterdir() if path.is_file()
+    }
+    assert modes == dict.fromkeys(("config.json", "daemon.log", "lock"), 0o600)
 
 
 def test_the_status_answers_while_the_worker_loads(start_daemon: StartDaemon) -> None:

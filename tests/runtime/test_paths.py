@@ -1,5 +1,6 @@
 """Run directories, socket paths and the lock."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from pillion.runtime import paths
+from pillion.runtime.cli import main
+from pillion.runtime.client import Client
+from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import ConfigError
 from pillion.runtime.paths import DaemonLock, RunDir, claim_socket_path, daemon_pid
 
@@ -23,6 +27,35 @@ def test_where_run_directories_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert paths.run_dir("a").root == tmp_path / "pillion" / "a"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
     assert paths.run_dir("a").root == Path(f"/tmp/pillion-{os.getuid()}/a")
+
+
+def test_a_place_in_tmp_that_another_user_has_made_is_nobody_to_talk_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PILLION_RUNTIME_DIR", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(paths, "_shared_fallback", lambda: tmp_path / "place")
+    assert paths.run_dir("a").root == tmp_path / "place" / "a"
+    (tmp_path / "place").symlink_to(tmp_path)
+    assert paths.run_dir("a").root == tmp_path / "place" / "a"
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    for ask in (ControlClient, Client):
+        with pytest.raises(ConfigError, match=f"belongs to the user with id {owner}"):
+            ask(paths.run_dir("a") if ask is ControlClient else "a")
+
+
+def test_a_lock_that_this_user_may_not_open(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, *_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert main(["serve", "m", "--name", run_dir.root.name]) == 1
+    assert capsys.readouterr().err.startswith(f"error: this user may not open {run_dir.lock}")
+    with pytest.raises(ConfigError, match="lock: Permission denied; make it writable"):
+        DaemonLock.acquire(run_dir)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", "a b", "a\n", "é", "x" * 65])
