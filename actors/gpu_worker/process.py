@@ -44,6 +44,7 @@ def main() -> int:
     try:
         # torch is imported here, when the launcher's end is being watched for.
         with head_start(context.config.device):
+            from pillion.actors.gpu_worker.late_kernels import warn_of_late_kernels
             from pillion.actors.gpu_worker.start_up import start_worker
             from pillion.actors.gpu_worker.step_faults import EveryStepFails
 
@@ -52,6 +53,8 @@ def main() -> int:
         worker, geometry = start_worker(
             context.config, context.epoch, phases.end, context.progress, compilation
         )
+        if geometry.device != "cpu":
+            warn_of_late_kernels()
     except Exception as error:
         report_failure(context, error)
         return 1

@@ -11,7 +11,7 @@ import torch
 # Padding to so many tokens is cheaper than another round of operations.
 _SHORT: Final = 128
 # A prompt of so many tokens is worth an attention of its own.
-WHOLE_TOKENS: Final = 2048
+WHOLE_TOKENS: Final = 3072
 # Of so many tokens it is cheaper to gather whole blocks and to silence what is beyond the rows' lengths.
 _MANY_TOKENS: Final = 2048
 
@@ -119,7 +119,7 @@ def prefill_tiles(
 
 def queries_per_tile(max_query_len: int) -> int:
     """How long the pieces should be where no row has more queries."""
-    return 128 if max_query_len > 64 else 64 if max_query_len > 16 else 16
+    return 128 if max_query_len > 64 else 64
 
 
 class AttentionRows(Protocol):

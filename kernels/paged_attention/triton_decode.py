@@ -64,7 +64,7 @@ def _merge(
     return acc / tl.where(g < GROUP, total, 1.0)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def decode_attention_kernel(
     q_ptr,
     kv_ptr,

@@ -20,6 +20,7 @@ _SCRATCH_NUMBERS = 24 << 20
 _MOST_PIECES = 1 << 16
 # Splits of a piece at most; none is for fewer keys than this.
 _MOST_SPLITS = 8
+_MOST_SPLIT_QUERIES = 64
 _LEAST_KEYS = 1024
 
 
@@ -81,7 +82,7 @@ def _merge(
     return acc / total[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "splits"])
 def _prefill_attention_kernel(
     q_ptr,
     kv_ptr,
@@ -100,6 +101,7 @@ def _prefill_attention_kernel(
     kv_block_stride,
     kv_half_stride,
     kv_head_stride,
+    splits,
     NUM_Q_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -109,7 +111,7 @@ def _prefill_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     LEAST_KEYS: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -147,9 +149,8 @@ def _prefill_attention_kernel(
         begin = 0
         plain = (first_position + 1) // BLOCK_N * BLOCK_N
     active = 1
-    chunk = end - begin
-    if SPLITS > 1:
-        chunk = tl.cdiv(tl.maximum(tl.cdiv(end - begin, SPLITS), LEAST_KEYS), BLOCK_N) * BLOCK_N
+    if SPLIT:
+        chunk = tl.cdiv(tl.maximum(tl.cdiv(end - begin, splits), LEAST_KEYS), BLOCK_N) * BLOCK_N
         active = tl.cdiv(end - begin, chunk)
         split = tl.program_id(2)
         if split >= active:
@@ -173,9 +174,9 @@ def _prefill_attention_kernel(
     if active == 1:
         tl.store(out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
         return
-    if SPLITS > 1:
+    if SPLIT:
         piece = tile * NUM_Q_HEADS + head
-        first_part = piece.to(tl.int64) * SPLITS
+        first_part = piece.to(tl.int64) * splits
         part = first_part + split
         i = tl.arange(0, BLOCK_M)
         tl.store(acc_ptr + (part * BLOCK_M + i)[:, None] * PADDED_DIM + d[None, :], acc)
@@ -205,8 +206,8 @@ def _scratch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _num_splits(num_pieces: int, block_queries: int, dim: int) -> int:
-    """Of each piece: as many as there is memory for."""
-    if num_pieces > _MOST_PIECES:
+    """Of each piece of few queries: as many as there is memory for. Where pieces are large there are enough of them."""
+    if num_pieces > _MOST_PIECES or block_queries > _MOST_SPLIT_QUERIES:
         return 1
     splits = _MOST_SPLITS
     while splits > 1 and num_pieces * splits * block_queries * dim > _SCRATCH_NUMBERS:
@@ -263,6 +264,7 @@ def prefill_attention(
         layer_kv.stride(0),
         layer_kv.stride(1),
         layer_kv.stride(2),
+        splits,
         NUM_Q_HEADS=num_q_heads,
         GROUP=num_q_heads // layer_kv.shape[2],
         HEAD_DIM=head_dim,
@@ -272,7 +274,7 @@ def prefill_attention(
         BLOCK_M=setting.block_queries,
         BLOCK_N=setting.block_keys,
         STAGES=setting.stages,
-        SPLITS=splits,
+        SPLIT=setting.block_queries <= _MOST_SPLIT_QUERIES,
         LEAST_KEYS=_LEAST_KEYS,
         num_warps=setting.warps,
     )

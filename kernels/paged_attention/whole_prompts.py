@@ -8,13 +8,15 @@ from typing import Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pillion.kernels.paged_attention.rows import WholePrompt
 
 _CAPABILITY: Final = (9, 0)
 _CUDNN: Final = 90_000
 _MOST_HEAD_DIM: Final = 128
+# cuDNN takes 35 ms to prepare for a length that it has not seen, and keeps that for good.
+_LENGTH_STEP: Final = 512
 
 
 @functools.lru_cache
@@ -39,12 +41,18 @@ def whole_prompt_attention(
 ) -> None:
     """Attention of one prompt. Writes: out, at its tokens."""
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
-    blocks = block_table[prompt.row, : -(-prompt.length // block_size)]
+    length = prompt.length
+    padding = -length % _LENGTH_STEP
+    blocks = block_table[prompt.row, : -(-length // block_size)]
     kv = layer_kv.index_select(0, blocks).permute(1, 2, 0, 3, 4)
-    k, v = kv.reshape(2, 1, num_kv_heads, -1, head_dim)[:, :, :, : prompt.length]
-    tokens = slice(prompt.first_token, prompt.first_token + prompt.length)
+    kv = kv.reshape(2, 1, num_kv_heads, -1, head_dim)[:, :, :, :length]
+    tokens = slice(prompt.first_token, prompt.first_token + length)
+    queries = q[tokens].transpose(0, 1)[None]
+    if padding:
+        # No query sees the keys behind it.
+        kv, queries = pad(kv, (0, 0, 0, padding)), pad(queries, (0, 0, 0, padding))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         attended = scaled_dot_product_attention(
-            q[tokens].transpose(0, 1)[None], k, v, is_causal=True, scale=scale, enable_gqa=True
+            queries, kv[0], kv[1], is_causal=True, scale=scale, enable_gqa=True
         )
-    out[tokens] = attended[0].transpose(0, 1)
+    out[tokens] = attended[0, :, :length].transpose(0, 1)

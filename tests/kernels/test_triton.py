@@ -268,7 +268,7 @@ def test_few_queries_over_long_sequences_are_split(
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_whole_long_prompts_are_attended_in_one_go(head_dim: int) -> None:
-    long = ((2100, 2100), (30, 2500), (4096, 4096), (2048, 2060), (5, 5))
+    long = ((3100, 3100), (30, 3500), (4096, 4096), (3072, 3080), (5, 5))
     case = attention_cases.Case(
         decode=(700, 3), prefill=long, num_q_heads=8, num_kv_heads=2, head_dim=head_dim
     )

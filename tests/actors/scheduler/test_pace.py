@@ -63,15 +63,50 @@ def test_nothing_is_held_back_without_streams_or_where_more_prompts_wait() -> No
     assert pace.tokens(4, 4) == FIRST_TOKENS
 
 
-def test_what_prompts_cost_whatever_their_length_is_not_paid_for_a_few_tokens() -> None:
+def test_where_few_tokens_cost_as_much_as_many_pieces_do_not_stay_small() -> None:
     pace = Pace(8192)
     device = Device(pace, decode_ms=1, token_ms=0.001, fixed_ms=2)
     device.step()
     device.step()
-    for _ in range(30):
-        device.step(pace.tokens(128, 1))
-    # Half of what a prompt adds to a step is for its tokens, and not more.
-    assert 1500 < pace.tokens(128, 1) < 2500
+    sizes = []
+    for _ in range(40):
+        sizes.append(pace.tokens(128, 1))
+        device.step(sizes[-1])
+    # A step may add one and a half decode steps in all, which is little more than few tokens take.
+    device.fixed_ms = 0.9
+    for _ in range(40):
+        sizes.append(pace.tokens(128, 1))
+        device.step(sizes[-1])
+    assert min(sizes) == LEAST_TOKENS
+    assert 350 < sizes[-1] < 650
+
+
+def test_a_growing_context_is_not_taken_for_a_fixed_cost() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=4, token_ms=0.01)
+    device.step()
+    device.step()
+    done, slowest = 0, 0.0
+    while done < 32_768:
+        num_tokens = pace.tokens(8, 1)
+        device.token_ms = 0.01 + 2e-6 * done
+        slowest = max(slowest, device.step(num_tokens))
+        done += num_tokens
+    assert slowest < 3 * 4
+
+
+def test_a_step_that_was_held_up_once_changes_little() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=4, token_ms=0.02)
+    device.step()
+    device.step()
+    for _ in range(20):
+        device.step(pace.tokens(8, 1))
+    device.fixed_ms = 1800
+    device.step(pace.tokens(8, 1))
+    device.fixed_ms = 0
+    assert all(device.step(pace.tokens(8, 1)) < 3 * 4 for _ in range(20))
+    assert 180 < pace.tokens(8, 1) < 220
 
 
 def test_many_prompts_beside_few_streams_take_more_of_a_step() -> None:
