@@ -15,4 +15,6 @@ def warn_of_late_kernels() -> None:
 
 def _compiled(*, src: Any, cache_hit: bool, **_: Any) -> None:
     if not cache_hit:
-        logger.warning("kernel %s was compiled in the middle of a step, which waited for it", src.name)
+        logger.warning(
+            "kernel %s was compiled in the middle of a step, which waited for it", src.name
+        )
