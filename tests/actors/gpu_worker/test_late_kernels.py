@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-triton = pytest.importorskip("triton")
-
 from pillion.actors.gpu_worker.bare_steps import BareSteps, Rows
 from pillion.actors.gpu_worker.late_kernels import warn_of_late_kernels
 from pillion.actors.gpu_worker.start_up import start_stages
 from pillion.runtime.config import make_config
+
+triton = pytest.importorskip("triton")
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
