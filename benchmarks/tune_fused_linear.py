@@ -1,172 +1,208 @@
-"""Times every tile of the fused products for the shapes of a model, beside the library's product and launches.
+"""Times the forms of the decode products for the shapes of models, beside the library's product and launches.
 
-usage: tune_fused_linear.py [--shapes 135m,1b,8b] [--products qkv,output,gated,down,head] [--rows 1,8,16,32,64]
-                           [--processes 14]
+usage: tune_fused_linear.py [--shapes 8b,1b,135m] [--rows 64,8,256,16,32,128,1] [--processes 14] [--seconds 145]
+                            [--check-seconds 80] [--out FILE.json]
+       tune_fused_linear.py --print FILE.json
 
-Prints, per product and number of rows, the best tiles and what `kernels/fused_linear/tiles.py` should say: the
-tile, or None where the composed form is faster. One layer's weights are repeated so often that they do not
-fit the cache; times are medians of graph replays.
+Compiles and checks all candidates in several processes; then times each one, whole products in a row with weights
+that miss the cache, as medians of graph replays; then whole layers, with today's table and with the new one.
+The file has everything that was timed and what was chosen; with --print it becomes the table of
+`kernels/fused_linear/tiles.py`.
 """
 
 import argparse
 import itertools
-import multiprocessing
-import statistics
-from collections.abc import Callable
+import json
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
+from products.candidates import ahead
+from products.checking import Candidate, candidates, check_all, check_part
+from products.choice import (
+    Table,
+    Times,
+    best_forms,
+    from_json,
+    table_lines,
+    table_of,
+    to_json,
+)
+from products.layers import Layers
+from products.product import PRODUCTS, SHAPES, Form, Library, Product, form_today
 
-from pillion.kernels.fused_linear import composed, triton_impl
-from pillion.kernels.fused_linear.tiles import Tile
+from pillion.kernels.fused_linear.tiles import MEASURED, Tile, WideTile
 
-# hidden, query heads, KV heads, head size, feed-forward size, vocabulary
-SHAPES = {
-    "135m": (576, 9, 3, 64, 1536, 49152),
-    "1b": (2048, 32, 8, 64, 8192, 128256),
-    "8b": (4096, 32, 8, 128, 14336, 128256),
-}
-PRODUCTS = ("qkv", "output", "gated", "down", "head")
-CACHE_BYTES = 256 << 20
-PARTS = 4  # of the compilation of one product, for as many processes
-
-
-class Product:
-    """One product of a model, with copies of its weight."""
-
-    def __init__(self, shape: str, name: str, rows: int, *, copies: int | None = None) -> None:
-        hidden, heads, kv_heads, self.dim, ffn, vocab = SHAPES[shape]
-        n, k = {
-            "qkv": ((heads + 2 * kv_heads) * self.dim, hidden),
-            "output": (hidden, heads * self.dim),
-            "gated": (2 * ffn, hidden),
-            "down": (hidden, ffn),
-            "head": (vocab, hidden),
-        }[name]
-        self.name, self.n, self.k, self.heads = name, n, k, heads
-        options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-        count = copies or max(1, CACHE_BYTES // (2 * n * k))
-        self.weights = [torch.randn(n, k, **options) * k**-0.5 for _ in range(count)]
-        self.x = torch.randn(rows, k, **options)
-        self.gain = torch.rand(k, **options)
-        self.residual = torch.randn(rows, n, **options)
-        self.cos_sin = torch.rand(rows, 2, self.dim // 2, device="cuda")
-        self.kv = torch.zeros(rows + 1, 2, kv_heads, 16, self.dim, **options)
-        self.slots = torch.arange(rows, device="cuda") * 16
-
-    def run(self, tile: Tile | None, weight: torch.Tensor) -> None:
-        """With a tile, or composed."""
-        module: Any = composed if tile is None else triton_impl
-        options: dict[str, Any] = {} if tile is None else {"tile": tile}
-        match self.name:
-            case "qkv":
-                module.norm_qkv(
-                    self.x, self.gain, 1e-5, weight, None, self.cos_sin, self.kv, self.slots,
-                    self.heads, **options,
-                )  # fmt: skip
-            case "gated":
-                module.norm_gated_linear(self.x, self.gain, 1e-5, weight, **options)
-            case "head":
-                if tile is None:
-                    composed.linear_float32(self.x, weight)
-                else:
-                    triton_impl.linear_float32(self.x, weight, **options)
-            case _:
-                module.linear_add(self.x, weight, None, self.residual, **options)
-
-    def microseconds(self, tile: Tile | None) -> float:
-        """Median time of one product."""
-        return _graph_us(lambda: [self.run(tile, w) for w in self.weights]) / len(self.weights)
+# Of the tiles of a product, those that are tried with other amounts asked for ahead.
+_FINALISTS = 2
+# Of the stream behind some layers, against today's.
+_LARGEST_ERROR = 3e-2
 
 
-def tiles(product: Product, rows: int) -> list[Tile]:
-    """Tiles worth trying."""
-    if rows == 1:
-        shapes = [
-            (2, 1024),
-            (4, 512),
-            (4, 1024),
-            (8, 256),
-            (8, 512),
-            (8, 1024),
-            (16, 256),
-            (32, 256),
+class Tuning:
+    """What has been timed and chosen so far, and the file that says so."""
+
+    def __init__(self, right: set[Candidate], deadline: float, out: Path | None) -> None:
+        self._right = right
+        self._deadline = deadline
+        self._out = out
+        self._times: Times = {}
+        self._scale_us: dict[tuple[str, int], float] = {}
+        self._chosen: dict[tuple[str, int], dict[str, Form]] = {}
+        self._layers: list[dict[str, Any]] = []
+
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return time.monotonic() > self._deadline
+
+    def time_products(self, shape: str, rows: int) -> None:
+        """All products of a model for so many rows."""
+        for name in PRODUCTS:
+            if self.is_over():
+                return
+            forms = [
+                candidate.form
+                for candidate in self._right
+                if candidate[:3] == (shape, name, rows) and candidate.form is not None
+            ]
+            product = Product(SHAPES[shape], name, rows)
+            if name == "gated":
+                self._scale_us[shape, rows] = product.scale_us()
+            times = {form: product.microseconds(form) for form in forms}
+            tiles = [form for form in times if not isinstance(form, Library)]
+            for tile in sorted(tiles, key=lambda form: times[form])[:_FINALISTS]:
+                if not isinstance(tile, Library):
+                    for other in ahead(tile, product.k):
+                        times.setdefault(other, product.microseconds(other))
+            self._times[shape, name, rows] = times
+            _report(shape, name, rows, times)
+        self._chosen[shape, rows] = best_forms(self._times, self._scale_us, shape, rows)
+        for name, form in self._chosen[shape, rows].items():
+            print(f"  {shape} {rows} {name}: {form}", flush=True)
+        self.write()
+
+    def time_layers(self, shape: str, rows: int) -> None:
+        """Layers with today's table and the new one; the latter also where attention lets others in early."""
+        table = table_of({(shape, rows): self._chosen.get((shape, rows), {})})
+        layers = Layers(SHAPES[shape], rows)
+        cases: dict[str, tuple[Table, bool]] = {
+            "today": (MEASURED, False),
+            "today, early": (MEASURED, True),
+            "new": (table, False),
+            "new, early": (table, True),
+        }
+        found: dict[str, Any] = {"shape": shape, "rows": rows}
+        first: torch.Tensor | None = None
+        for case, (tiles, early) in cases.items():
+            us, stream = layers.measure(tiles, early=early)
+            first = stream if first is None else first
+            error = float((stream.float() - first.float()).norm() / first.float().norm())
+            found[case] = {"layer_us": us, "error": error}
+        self._layers.append(found)
+        said = ", ".join(
+            f"{case} {found[case]['layer_us']:.2f} us ({found[case]['error']:.1e})"
+            for case in cases
+        )
+        saved = found["today"]["layer_us"] - found["new, early"]["layer_us"]
+        saved_ms = saved * SHAPES[shape].num_layers / 1e3
+        print(f"layer of {shape}, {rows} rows: {said}; a step {saved_ms:.3f} ms less", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        """The file, as far as it goes."""
+        if self._out is None:
+            return
+        times = [
+            {"product": list(key), "us": [[to_json(form), us] for form, us in found.items()]}
+            for key, found in self._times.items()
         ]
-        found = itertools.product(shapes, (2, 4, 8), (2, 4))
-        return [Tile(n, k, warps, stages) for (n, k), warps, stages in found]
-    if rows > 32:
-        shapes = [(16, 128), (32, 64), (32, 128), (64, 64)]
-        shapes += [(16, 64)] if product.k <= 1024 else [(64, 128), (128, 64)]
-        found = itertools.product(shapes, (4,), (3, 4), (32, 64, 128))
-    else:
-        shapes = [(16, 128), (16, 256), (32, 64), (32, 128)]
-        shapes += [(32, 256), (64, 64), (64, 128), (128, 64)]
-        found = itertools.product(shapes, (2, 4, 8), (2, 4, 6), (rows,))
-    weights = 2 if product.name in ("qkv", "gated") else 1
-    fits = 220_000
-    return [
-        Tile(n, k, warps, stages, block_rows)
-        for (n, k), warps, stages, block_rows in found
-        if (weights * n + block_rows) * k * 2 * stages <= fits and block_rows <= rows
-    ]
+        chosen = [
+            {"shape": key[0], "rows": key[1], "forms": {n: to_json(f) for n, f in found.items()}}
+            for key, found in self._chosen.items()
+        ]
+        scale = [[*key, us] for key, us in self._scale_us.items()]
+        data = {
+            "device": torch.cuda.get_device_name(),
+            "chosen": chosen,
+            "layers": self._layers,
+            "scale_us": scale,
+            "times": times,
+        }
+        self._out.write_text(json.dumps(data))
 
 
-def _graph_us(run: Callable[[], object], repeats: int = 8) -> float:
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        graph.replay()
-        mark.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) * 1e3
+def _report(shape: str, name: str, rows: int, times: dict[Form, float]) -> None:
+    today = form_today(SHAPES[shape], name, rows)
+    kinds: list[type] = [Tile, WideTile, Library]
+    best = []
+    for kind in kinds:
+        of_kind = sorted((us, form) for form, us in times.items() if isinstance(form, kind))
+        best += [f"{us:.2f} {tuple(form)}" for us, form in of_kind[: 3 if kind is WideTile else 2]]
+    said = f"{times[today]:.2f}" if today in times else "not timed"
+    print(
+        f"{shape} {name} rows {rows}: today {said} us {tuple(today)}; {' | '.join(best)}",
+        flush=True,
+    )
 
 
-def compile_some(job: tuple[str, str, int], part: int) -> None:
-    """Fills Triton's cache for some tiles of one product, in a process of its own."""
-    shape, name, rows = job
-    product = Product(shape, name, rows, copies=1)
-    for tile in tiles(product, rows)[part::PARTS]:
-        try:
-            product.run(tile, product.weights[0])
-        except Exception as error:
-            print(f"{job} {tile}: {error!r:.120}", flush=True)
+def print_table(path: Path) -> None:
+    """The table that follows from a file. Where whole layers were not faster, it stays as it is."""
+    data = json.loads(path.read_text())
+    faster = {(found["shape"], found["rows"]) for found in data["layers"] if _is_faster(found)}
+    chosen = {}
+    for found in data["chosen"]:
+        key = found["shape"], found["rows"]
+        forms = {name: from_json(form) for name, form in found["forms"].items()}
+        # A head is behind all layers.
+        chosen[key] = {n: form for n, form in forms.items() if key in faster or n == "head"}
+    print("\n".join(table_lines(table_of(chosen))))
+
+
+def _is_faster(layers: dict[str, Any]) -> bool:
+    def best_us(table: str) -> float:
+        return min(float(layers[case]["layer_us"]) for case in (table, f"{table}, early"))
+
+    return best_us("new") < best_us("today") and layers["new"]["error"] < _LARGEST_ERROR
 
 
 def main() -> None:
+    began = time.monotonic()
     parser = argparse.ArgumentParser()
-    parser.add_argument("--shapes", default="135m,1b,8b")
-    parser.add_argument("--products", default=",".join(PRODUCTS))
-    parser.add_argument("--rows", default="1,8,16,32,64,128,256")
+    parser.add_argument("--shapes", default="8b,1b,135m")
+    parser.add_argument("--rows", default="64,8,256,16,32,128,1")
     parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--seconds", type=float, default=145)
+    parser.add_argument("--check-seconds", type=float, default=80)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--print", type=Path, dest="printed")
+    parser.add_argument("--check", help="PART,PARTS,FIRST: what its processes are called with")
     a = parser.parse_args()
-    rows_of = [int(rows) for rows in a.rows.split(",")]
-    jobs = list(itertools.product(a.shapes.split(","), a.products.split(","), rows_of))
-    with multiprocessing.get_context("spawn").Pool(a.processes) as pool:
-        pool.starmap(compile_some, list(itertools.product(jobs, range(PARTS))), chunksize=1)
-    for shape, name, rows in jobs:
-        product = Product(shape, name, rows)
-        times = []
-        for tile in tiles(product, rows):
-            try:
-                times.append((product.microseconds(tile), tile))
-            except Exception:  # compiled for too much shared memory: said above
-                continue
-        times.sort()
-        library_us = product.microseconds(None)
-        best_us, best = times[0]
-        choice = tuple(best) if best_us < library_us else None
-        print(
-            f"{shape} {name} ({product.n}, {product.k}) rows {rows}: {best_us:.2f} us {tuple(best)},"
-            f" composed {library_us:.2f} us -> {choice}",
-            flush=True,
-        )
+    if a.printed is not None:
+        print_table(a.printed)
+        return
+    shapes, rows_of = a.shapes.split(","), [int(rows) for rows in a.rows.split(",")]
+    if a.check is not None:
+        part, parts, first = map(int, a.check.split(","))
+        with torch.inference_mode():
+            check_part(candidates(shapes, rows_of), part, parts, first)
+        return
+    arguments = ["--shapes", a.shapes, "--rows", a.rows]
+    right = check_all(arguments, a.processes, began + a.check_seconds)
+    print(f"checked after {time.monotonic() - began:.0f} s", flush=True)
+    tuning = Tuning(right, began + a.seconds, a.out)
+    with torch.inference_mode():
+        for rows, shape in itertools.product(rows_of, shapes):
+            for measure in (tuning.time_products, tuning.time_layers):
+                if tuning.is_over():
+                    break
+                try:
+                    measure(shape, rows)
+                except Exception as error:
+                    print(f"{shape} {rows}: {error!r:.300}", flush=True)
+    print(f"ended after {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,11 +9,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from pillion.kernels.fused_linear import triton_wide
 from pillion.kernels.fused_linear.scaled import Scaled
 from pillion.kernels.fused_linear.tiles import WideTile
+from pillion.kernels.rms_norm.row_scale import padded_parts
 
 # Tiles of a launch whose K is split, at most.
 _MOST_TILES = 8192
-# Parts of a sum of squares that a kernel reads at least: one variant for most producers.
-_PARTS = 64
 
 
 @functools.lru_cache
@@ -130,7 +129,7 @@ def _launch(
         out.stride(0),
         tile.prefetch_bytes // 2,
         eps,
-        PARTS=0 if squares is None else _padded_parts(squares),
+        PARTS=0 if squares is None else padded_parts(squares),
         GATED=is_gated,
         RESIDUAL=residual is not None,
         BIAS=bias is not None,
@@ -138,10 +137,6 @@ def _launch(
         **launch.constants(pdl=pdl),
     )
     return made
-
-
-def _padded_parts(squares: torch.Tensor) -> int:
-    return max(_PARTS, int(triton.next_power_of_2(len(squares))))
 
 
 def linear_float32(
@@ -230,7 +225,7 @@ def norm_qkv(
         eps,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        PARTS=_padded_parts(squares),
+        PARTS=padded_parts(squares),
         BIAS=bias is not None,
         **launch.constants(pdl=pdl),
     )

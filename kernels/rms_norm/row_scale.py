@@ -1,8 +1,16 @@
 """A norm whose gain is applied before a product and whose division comes after it."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
+
+# One variant of a kernel for most numbers of parts.
+_MOST_PARTS: Final = 64
+
+
+def padded_parts(squares: torch.Tensor) -> int:
+    """Parts that a kernel reads of [parts, n], a power of two."""
+    return max(_MOST_PARTS, 1 << (len(squares) - 1).bit_length())
 
 
 class RowScale(NamedTuple):

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pillion.kernels.rms_norm.row_scale import RowScale
+from pillion.kernels.rms_norm.row_scale import RowScale, padded_parts
 from pillion.kernels.rms_norm.triton_row_scale import row_factor
 
 _HEADS = 8
@@ -120,7 +120,7 @@ def rotary_kv_write(
             BLOCK_SIZE=layer_kv.shape[3],
             DIM=triton.next_power_of_2(head_dim),
             HEADS=_HEADS,
-            PARTS=triton.next_power_of_2(num_parts) if num_parts else 0,
+            PARTS=0 if squares is None else padded_parts(squares),
             num_warps=2,
         )
     return out

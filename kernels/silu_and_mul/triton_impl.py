@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pillion.kernels.rms_norm.row_scale import RowScale
+from pillion.kernels.rms_norm.row_scale import RowScale, padded_parts
 from pillion.kernels.rms_norm.triton_row_scale import row_factor
 
 _BLOCK = 1024
@@ -53,6 +53,6 @@ def silu_and_mul(gate_up: torch.Tensor, row_scale: RowScale | None = None) -> to
             norm_width,
             eps,
             BLOCK=_BLOCK,
-            PARTS=triton.next_power_of_2(num_parts) if num_parts else 0,
+            PARTS=0 if squares is None else padded_parts(squares),
         )
     return out

@@ -26,15 +26,13 @@ class FusedLayer:
     output: DenseLinear
     gate_up: DenseLinear
     down: DenseLinear
-    # [hidden_size]: the norm that reads the stream behind this layer; None: nothing here does
-    next_norm: torch.Tensor | None
+    # [hidden_size]: the norm that reads the stream behind this layer
+    next_norm: torch.Tensor
     # programmatic dependent launch between this layer's kernels
     pdl: bool
 
     @classmethod
-    def of(
-        cls, layer: DecoderLayer, next_norm: torch.Tensor | None, *, pdl: bool
-    ) -> "FusedLayer | None":
+    def of(cls, layer: DecoderLayer, next_norm: torch.Tensor, *, pdl: bool) -> "FusedLayer | None":
         """None if the layer has something that the fused kernels don't know."""
         attention, feed_forward = layer.attention, layer.feed_forward
         linears = attention.qkv, attention.output, feed_forward.gate_up, feed_forward.down

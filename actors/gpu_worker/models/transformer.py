@@ -39,7 +39,7 @@ class Transformer:
         self._rotary = rotary
         self._eps = eps
         self.dtype = dtype
-        self._fused = _fused_layers(layers, embedding_table.device)
+        self._fused = _fused_layers(layers, final_norm, embedding_table.device)
 
     @torch.inference_mode()
     def forward(
@@ -75,7 +75,9 @@ class Transformer:
         return logits if out is None else out.copy_(logits)
 
 
-def _fused_layers(layers: Sequence[DecoderLayer], device: torch.device) -> list[FusedLayer]:
+def _fused_layers(
+    layers: Sequence[DecoderLayer], final_norm: torch.Tensor, device: torch.device
+) -> list[FusedLayer]:
     """The layers for decode steps on a CUDA device; none if one of them can't be fused."""
     if device.type != "cuda":
         return []
@@ -83,6 +85,6 @@ def _fused_layers(layers: Sequence[DecoderLayer], device: torch.device) -> list[
     norms = [layer.attention_norm for layer in layers]
     fused = [
         FusedLayer.of(layer, next_norm, pdl=pdl)
-        for layer, next_norm in zip(layers, [*norms[1:], None], strict=True)
+        for layer, next_norm in zip(layers, [*norms[1:], final_norm], strict=True)
     ]
     return [layer for layer in fused if layer is not None] if all(fused) else []

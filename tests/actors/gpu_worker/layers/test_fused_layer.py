@@ -87,7 +87,7 @@ def test_every_form_is_the_same_layer(
     table = {shape: {8: form} for shape, form in zip(shapes, forms, strict=True)}
     monkeypatch.setattr(tiles, "MEASURED", table)
     layers = [decoder_layer(device) for _ in range(NUM_LAYERS)]
-    norms = [*(layer.attention_norm for layer in layers[1:]), None]
+    norms = [*(layer.attention_norm for layer in layers[1:]), layers[0].attention_norm]
     x = random(device, ROWS, HIDDEN) * 8
     angles = torch.rand(ROWS, DIM // 2, device=device)
     cos_sin = torch.stack([angles.cos(), angles.sin()], dim=1)
