@@ -43,7 +43,8 @@ class Graph(Vertical):
         self.values.append(value)
         self.border_subtitle = f"{min(self.values):.4g} to {max(self.values):.4g}"
         self.query_one(Static).update(text)
-        self.query_one(Sparkline).data = list(self.values)
+        # Of a single value a sparkline would draw bars of full height.
+        self.query_one(Sparkline).data = list(self.values) if len(self.values) > 1 else []
 
 
 class TopApp(App[None]):

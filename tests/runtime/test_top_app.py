@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, Sparkline, Static
 
 from pillion.runtime.commands.top import ask_live_view
 from pillion.runtime.errors import DaemonUnavailable
@@ -109,8 +109,11 @@ async def test_graphs_remember() -> None:
     slower = msgspec.structs.replace(VIEW, tokens_per_second=TokenRates(prompt=0.0, generated=5.0))
     app = TopApp(asking(VIEW, slower), NEVER_S)
     async with app.run_test(size=(120, 40)):
-        await app.look()
         graph = app.query_one("#generated", Graph)
+        sparkline = graph.query_one(Sparkline)
+        assert sparkline.data == [], "one value has no course"
+        await app.look()
+        assert sparkline.data == [61.5, 5.0]
         assert text_of(app, "#generated .value") == "5.0"
         assert graph.border_subtitle == "5 to 61.5"
         assert list(graph.values) == [61.5, 5.0]
