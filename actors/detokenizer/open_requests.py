@@ -24,17 +24,20 @@ class OpenSample:
         "dirty",
         "error",
         "finish_reason",
+        "first_token_ns",
         "index",
         "last_sent",
         "last_token_ns",
         "logprobs",
         "matcher",
+        "num_cached_tokens",
         "num_reasoning_tokens",
         "num_sent",
         "num_thoughts",
         "parsed",
         "parser",
         "pieces",
+        "planned_ns",
         "request",
         "sequence_id",
         "stop_reason",
@@ -59,6 +62,9 @@ class OpenSample:
         self.logprobs: list[LogprobRow] = []  # of tokens that the client does not have yet
         self.dirty = False
         self.last_sent = False  # the last chunk is on its way
+        self.planned_ns = 0  # the scheduler has made the first plan with it
+        self.num_cached_tokens = 0  # of the prompt, as it found it then
+        self.first_token_ns = 0
         self.last_token_ns = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None

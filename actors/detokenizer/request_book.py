@@ -86,13 +86,13 @@ class RequestBook:
         self.samples.pop(sample.sequence_id, None)
         self.grammars.close(sample.sequence_id)
         self.counters["output_tokens"] += len(sample.token_ids)
-        self.meter.sample_ends(sample, reason)
+        self.meter.sample_ends(sample, reason, now_ns)
         request.num_running -= 1
         if sample.index == 0 and request.waits_for_prompt:
             request.prompt_logprobs = None  # they will never be complete
         if request.num_running == 0:
             request.finished_ns = now_ns
-            self.meter.request_ends(request, now_ns)
+            self.meter.request_ends(request)
             self.traces.request_ends(request)
             del self.requests[request.request_id]
             outcomes = {
@@ -249,7 +249,7 @@ class RequestBook:
             sample.dirty = False
             if sample.finish_reason is None:
                 self.counters["output_tokens"] += len(sample.token_ids)
-                self.meter.sample_ends(sample, reason)
+                self.meter.sample_ends(sample, reason, sample.last_token_ns)
                 sample.finish_reason = reason
             self.samples.pop(sample.sequence_id, None)
             self.grammars.close(sample.sequence_id)

@@ -53,7 +53,10 @@ _SUCCESSES: Final = ("stop", "length", "tool_calls")
 
 
 class RequestMeter:
-    """Hears of each moment of a request, and keeps numbers alone."""
+    """Hears of each moment of a request, and keeps numbers alone.
+
+    Each of its samples counts, as in vLLM, but for `request_samples` and `request_longest_output_tokens`.
+    """
 
     def __init__(self) -> None:
         self.tallies: dict[str, Tally] = {
@@ -82,12 +85,16 @@ class RequestMeter:
         misses = self.tallies["cache_miss_reasons"]
         misses[request.miss_reason] = misses.get(request.miss_reason, 0) + 1
 
-    def got_first_token(self, request: OpenRequest, now_ns: int) -> None:
-        """The first one of a request that no earlier text edge had."""
-        if not request.first_sent:
-            self._observe("first_token_seconds", now_ns - request.arrival_ns)
-            if request.planned_ns:
-                self._observe("ring_first_output_seconds", now_ns - request.planned_ns)
+    def answer_begins(self, request: OpenRequest, now_ns: int) -> None:
+        """Its first token is there, of whichever sample."""
+        if not request.first_sent and request.planned_ns:
+            self._observe("ring_first_output_seconds", now_ns - request.planned_ns)
+
+    def got_first_token(self, sample: OpenSample) -> None:
+        """The first one that this edge hears of; what an earlier one has had does not count again."""
+        if not sample.token_ids:
+            waited_ns = sample.first_token_ns - sample.request.arrival_ns
+            self._observe("first_token_seconds", waited_ns)
 
     def step_ends(
         self, times: StepTimes | None, earlier_ns: Mapping[int, int], now_ns: int
@@ -103,41 +110,41 @@ class RequestMeter:
             if times.answered_ns:
                 self._observe("ring_output_seconds", now_ns - times.answered_ns)
 
-    def sample_ends(self, sample: OpenSample, reason: FinishReason) -> None:
-        """No token follows, for this reason."""
-        if sample.request.admitted is not None:
-            self.tallies["finish_reasons"][reason] += 1
-            self.histograms["request_output_tokens"].observe(len(sample.token_ids))
-
-    def request_ends(self, request: OpenRequest, now_ns: int) -> None:
-        """All of its samples have ended. How long it took counts if they came to an end by themselves."""
-        if request.admitted is None:
+    def sample_ends(self, sample: OpenSample, reason: FinishReason, now_ns: int) -> None:
+        """No token follows, for this reason. How long it took counts if it came to an end by itself."""
+        admitted, max_tokens = sample.request.admitted, sample.request.params.max_tokens
+        if admitted is None:
             return
-        num_prompt_tokens = len(request.admitted.prompt_token_ids) // 4
-        lengths = [len(sample.token_ids) for sample in request.samples]
+        self.tallies["finish_reasons"][reason] += 1
         sizes = self.histograms
+        num_prompt_tokens = len(admitted.prompt_token_ids) // 4
         sizes["request_prompt_tokens"].observe(num_prompt_tokens)
-        sizes["request_computed_tokens"].observe(
-            num_prompt_tokens - (request.num_cached_tokens or 0)
-        )
-        sizes["request_longest_output_tokens"].observe(max(lengths))
-        sizes["request_samples"].observe(request.params.n)
-        if request.params.max_tokens is not None:
-            sizes["request_max_tokens"].observe(request.params.max_tokens)
-        if all(sample.finish_reason in _SUCCESSES for sample in request.samples):
-            self._observe_times(request, max(lengths), now_ns)
+        sizes["request_computed_tokens"].observe(num_prompt_tokens - sample.num_cached_tokens)
+        sizes["request_output_tokens"].observe(len(sample.token_ids))
+        if max_tokens is not None:
+            sizes["request_max_tokens"].observe(max_tokens)
+        if reason in _SUCCESSES:
+            self._observe_times(sample, now_ns)
 
-    def _observe_times(self, request: OpenRequest, num_tokens: int, now_ns: int) -> None:
+    def request_ends(self, request: OpenRequest) -> None:
+        """All of its samples have ended."""
+        if request.admitted is not None:
+            longest = max(len(sample.token_ids) for sample in request.samples)
+            self.histograms["request_longest_output_tokens"].observe(longest)
+            self.histograms["request_samples"].observe(request.params.n)
+
+    def _observe_times(self, sample: OpenSample, now_ns: int) -> None:
+        request = sample.request
         self._observe("whole_seconds", now_ns - request.arrival_ns)
-        if not (request.planned_ns and request.first_token_ns):
+        if not (sample.planned_ns and sample.first_token_ns):
             return
-        decode_ns = now_ns - request.first_token_ns
-        self._observe("queue_seconds", request.planned_ns - request.admitted_ns)
-        self._observe("prefill_seconds", request.first_token_ns - request.planned_ns)
+        decode_ns = now_ns - sample.first_token_ns
+        self._observe("queue_seconds", sample.planned_ns - request.admitted_ns)
+        self._observe("prefill_seconds", sample.first_token_ns - sample.planned_ns)
         self._observe("decode_seconds", decode_ns)
-        self._observe("inference_seconds", now_ns - request.planned_ns)
-        if num_tokens > 1:
-            self._observe("per_token_seconds", decode_ns / (num_tokens - 1))
+        self._observe("inference_seconds", now_ns - sample.planned_ns)
+        if len(sample.token_ids) > 1:
+            self._observe("per_token_seconds", decode_ns / (len(sample.token_ids) - 1))
 
     def _observe(self, name: str, duration_ns: float) -> None:
         self.histograms[name].observe(max(0.0, duration_ns / NS_PER_S))

@@ -33,6 +33,9 @@ class SchedulerAnswers:
             return
         request = sample.request
         self._book.grammars.on_scheduled(message)
+        if not sample.planned_ns:
+            sample.planned_ns = message.planned_ns
+            sample.num_cached_tokens = message.num_cached_tokens
         if not request.scheduled_ns:
             request.scheduled_ns = now_ns
             if request.num_cached_tokens is None:

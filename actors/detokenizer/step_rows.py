@@ -98,11 +98,14 @@ class StepRows:
             earlier_ns = sample.last_token_ns
             step.earlier_ns[earlier_ns] = step.earlier_ns.get(earlier_ns, 0) + 1
             sample.last_token_ns = step.now_ns
+            if not sample.first_token_ns:
+                sample.first_token_ns = step.now_ns
+                self._book.meter.got_first_token(sample)
         if not request.first_token_ns and new:
             request.first_token_ns = step.now_ns
             request.first_step_ns = _duration_ns(step.output.times)
             request.first_answered_ns = step.output.times.answered_ns if step.output.times else 0
-            self._book.meter.got_first_token(request, step.now_ns)
+            self._book.meter.answer_begins(request, step.now_ns)
         if self._take_tokens(sample, new, code, step.now_ns):
             return
         if code:

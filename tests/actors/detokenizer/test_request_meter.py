@@ -31,10 +31,12 @@ def reasons(rig: EdgeRig) -> dict[str, int]:
     return {name: count for name, count in rig.edge.tallies["finish_reasons"].items() if count}
 
 
-def schedule(rig: EdgeRig, admitted: NewRequest, planned_ns: int, cached: int = 0) -> None:
+def schedule(
+    rig: EdgeRig, admitted: NewRequest, planned_ns: int, cached: int = 0, index: int = 0
+) -> None:
     message = RequestScheduled(
         epoch=1,
-        sequence_id=admitted.request_id,
+        sequence_id=admitted.request_id + index,
         num_cached_tokens=cached,
         miss_reason="cold",
         planned_ns=planned_ns,
@@ -42,7 +44,9 @@ def schedule(rig: EdgeRig, admitted: NewRequest, planned_ns: int, cached: int = 
     rig.ring(message)
 
 
-def one_token(rig: EdgeRig, admitted: NewRequest, place: int, code: int = FINISH_NONE) -> None:
+def one_token(
+    rig: EdgeRig, admitted: NewRequest, place: int, code: int = FINISH_NONE, index: int = 0
+) -> None:
     position = len(admitted.prompt_token_ids) // 4 + place
     times = StepTimes(
         prepare_ns=1,
@@ -52,7 +56,7 @@ def one_token(rig: EdgeRig, admitted: NewRequest, place: int, code: int = FINISH
         num_decode_tokens=1,
         answered_ns=rig.now_ns - MS,
     )
-    rig.step((admitted.request_id, position, [97], code), times=times)
+    rig.step((admitted.request_id + index, position, [97], code), times=times)
 
 
 def test_where_the_time_of_a_request_goes(rig: EdgeRig) -> None:
@@ -97,9 +101,35 @@ def test_samples_end_for_reasons_of_their_own(rig: EdgeRig) -> None:
     rig.send(1, CancelRequest(client_request_id="r"))
     assert reasons(rig) == {"length": 1, "timeout": 1, "abort": 1}
     assert seen(rig, "request_samples") == (1, 3)
-    assert seen(rig, "request_max_tokens") == (1, 8)
+    assert seen(rig, "request_max_tokens") == (3, 24)
+    assert seen(rig, "request_output_tokens") == (3, 2)
     assert seen(rig, "request_longest_output_tokens") == (1, 2)
-    assert seen(rig, "whole_seconds")[0] == 0, "it did not come to an end by itself"
+    assert seen(rig, "whole_seconds")[0] == 1, "one came to an end by itself"
+
+
+def test_each_sample_has_times_of_its_own(rig: EdgeRig) -> None:
+    admitted = rig.generate("x" * 16, sampling_params=SamplingParams(n=2, max_tokens=8))
+    num_prompt = len(admitted.prompt_token_ids) // 4
+    schedule(rig, admitted, rig.now_ns + 2 * MS)
+    rig.now_ns += 10 * MS
+    one_token(rig, admitted, 0)
+    schedule(rig, admitted, rig.now_ns, cached=num_prompt - 1, index=1)
+    rig.now_ns += 10 * MS
+    one_token(rig, admitted, 1, FINISH_LENGTH)
+    one_token(rig, admitted, 0, index=1)
+    rig.now_ns += 30 * MS
+    one_token(rig, admitted, 1, FINISH_LENGTH, index=1)
+    assert seen(rig, "first_token_seconds") == (2, 0.01 + 0.02)
+    assert seen(rig, "whole_seconds") == (2, 0.02 + 0.05)
+    assert seen(rig, "queue_seconds") == (2, 0.002 + 0.01)
+    assert seen(rig, "prefill_seconds") == (2, 0.008 + 0.01)
+    assert seen(rig, "decode_seconds") == (2, 0.01 + 0.03)
+    assert seen(rig, "inference_seconds") == (2, 0.018 + 0.04)
+    assert seen(rig, "per_token_seconds") == (2, 0.01 + 0.03)
+    assert seen(rig, "request_prompt_tokens") == (2, 2 * num_prompt)
+    assert seen(rig, "request_computed_tokens") == (2, num_prompt + 1)
+    assert seen(rig, "request_longest_output_tokens") == (1, 2)
+    assert seen(rig, "ring_first_output_seconds") == (1, 0.008)
 
 
 def test_whoever_leaves_or_is_refused(rig: EdgeRig) -> None:
@@ -109,7 +139,7 @@ def test_whoever_leaves_or_is_refused(rig: EdgeRig) -> None:
     rig.connect(2)
     rig.refused(session_id=2, prompt="x" * 1000)
     assert reasons(rig) == {"abort": 1}, "it never was a request of the engine"
-    assert seen(rig, "request_prompt_tokens")[0] == 0
+    assert seen(rig, "request_prompt_tokens")[0] == 1
 
 
 def test_tokens_that_come_together_are_one_output(rig: EdgeRig) -> None:
