@@ -1,4 +1,4 @@
-"""Traces of a daemon with a fake worker, at a collector that speaks OTLP."""
+"""Traces of a daemon at a collector that speaks OTLP; the worker is fake where nothing else is said."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from http_client import HttpClient
 from otlp_collector import OtlpCollector, Span
 from ring_daemon import RingDaemon, StartRing, until
 
-from pillion import AsyncClient, SamplingParams
+from pillion import LLM, AsyncClient, SamplingParams
 from pillion.runtime.proc_files import pids_with_argument
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -122,3 +122,23 @@ async def test_a_collector_that_is_away_delays_nobody(start_ring: StartRing) -> 
         assert await complete(daemon, {}) == 200
     daemon.terminate()
     assert daemon.process.wait(10) == 0
+
+
+@pytest.mark.model
+async def test_the_real_workers_step_lies_in_its_prefill(
+    smollm2_path: Path,
+    collector: OtlpCollector,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PILLION_RUNTIME_DIR", str(tmp_path))
+    settings = {"max_model_len": 256, "max_num_seqs": 4, "num_kv_blocks": 64, "cpu_threads": 1}
+    with LLM(str(smollm2_path), device="cpu", otlp_endpoint=collector.url, **settings) as llm:
+        params = SamplingParams(max_tokens=4, ignore_eos=True, n=2)
+        llm.generate("Once upon a time", params, use_tqdm=False)
+        await until("it is exported", lambda: len(collector.named("step")) == 1)
+    (step,) = collector.named("step")
+    (request,) = (span for span in collector.spans if span.name.startswith("text_completion"))
+    prefill = children(collector, request)[PHASES.index("prefill")]
+    assert step.parent_id == prefill.span_id
+    assert prefill.start_ns <= step.start_ns < step.end_ns <= prefill.end_ns
