@@ -43,6 +43,7 @@ def served(smollm2_path: Path) -> Iterator[Served]:
         model=str(smollm2_path),
         served_model_name="smollm2",
         name="c",
+        cpu_threads=1,  # two would wait for each other where other work takes a core
         max_num_seqs=4,
         max_model_len=1024,
         num_kv_blocks=256,
