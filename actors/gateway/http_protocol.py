@@ -23,8 +23,6 @@ MAX_BYTES_AHEAD: Final = 1024 * 1024
 # What a client still sends of a request that is answered is read for so long before its connection is closed.
 LINGER_S: Final = 10.0
 _HEADER_LINE_BYTES: Final = len(b": \r\n")
-
-
 _HEADERS_TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n"
@@ -133,9 +131,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def _count_parsed(self, num_bytes: int) -> None:
         self._parsed_header_bytes += num_bytes
         if self._parsed_header_bytes > MAX_HEADER_BYTES:
-            raise ValueError(
-                "the headers are too large"
-            )  # the parser ends with an error of its own
+            # For the parser, which ends with an error of its own.
+            raise ValueError("the headers are too large")
 
     def _refuse_headers(self) -> None:
         if any(not each.response_complete for each in self._cycles):
