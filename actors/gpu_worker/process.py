@@ -1,9 +1,11 @@
 """The gpu_worker's process."""
 
+import os
 import sys
 
 from pillion.actors.gpu_worker.compile_ahead import compile_ahead
 from pillion.actors.gpu_worker.head_start import head_start
+from pillion.actors.gpu_worker.thread_waits import bound_spinning
 from pillion.messages.control import StartPhase
 from pillion.messages.inboxes import WorkerInbox
 from pillion.runtime.actor import report_failure, run_actor
@@ -38,6 +40,7 @@ class _Phases:
 def main() -> int:
     """Loads the model, then runs plans until Shutdown. Returns the exit status."""
     context = enter("gpu_worker")
+    bound_spinning(os.environ)
     post = Post(context.run_dir)
     phases = _Phases(context, post)
     compilation = compile_ahead(context.config)
