@@ -15,6 +15,10 @@ prefill  16 prompts of 8,192 tokens: input tokens per second
 serve    text in and out, 128 tokens each, closed loop at each of `--concurrency`: tokens per second and time
          to the first token; Pillion through its client library and over HTTP, the others over HTTP
 
+Each cell is measured once, then all of them again until `--rounds` are done; servers come behind all else, at
+`--serve-models` of `--serve-engines` alone if these are given, and with `--apart` they are loaded when the engines have
+ended, which leaves them their memory. What a cell needs for the first time is used before its first sample.
+
 Samples are kept in DIR/samples.json as they come. A later call on the same machine takes up where this one
 ended; samples of other machines are never compared. `--script NAME=FILE` adds an engine: FILE speaks
 what peers/child.py speaks.
@@ -23,7 +27,7 @@ what peers/child.py speaks.
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from peers import results
 from peers.options import Options, parse
@@ -33,14 +37,14 @@ from peers.rig import Rig
 from peers.schedule import Cell, Schedule
 
 
-def run_group(models: Sequence[str], options: Options, samples: Samples, deadline: float) -> None:
-    """Loads some models on all engines and measures until all rounds are done or time is up."""
-    cells = options.cells(models)
+def run_group(cells: Sequence[Cell], options: Options, samples: Samples, deadline: float) -> None:
+    """Loads what some cells need and measures until all rounds are done or time is up."""
     schedule = Schedule(cells, options.rounds_of, deadline, lambda cell: len(samples.of(cell.key)))
-    if schedule.left_s() > 0 and not all(map(schedule.is_done, cells)):
-        rig = Rig(models, options, deadline)
+    left = [cell for cell in cells if not schedule.is_done(cell)]
+    if schedule.left_s() > 0 and left:
+        rig = Rig(left, options, deadline)
         try:
-            for cell in cells:
+            for cell in left:
                 if not rig.has(cell):
                     schedule.drop(cell, "its engine is not loaded")
             _measure(rig, schedule, samples)
@@ -50,6 +54,17 @@ def run_group(models: Sequence[str], options: Options, samples: Samples, deadlin
         if not schedule.is_done(cell):
             reason = schedule.dropped.get(cell, "no time left")
             print(f"missing: {cell.model} {cell.case} {cell.engine}: {reason}", flush=True)
+
+
+def groups(options: Options) -> Iterator[Sequence[Cell]]:
+    """The cells whose engines are loaded together."""
+    for models in options.models:
+        cells = options.cells(models)
+        if options.apart:
+            yield [cell for cell in cells if not cell.is_served]
+            yield [cell for cell in cells if cell.is_served]
+        else:
+            yield cells
 
 
 def _measure(rig: Rig, schedule: Schedule, samples: Samples) -> None:
@@ -80,11 +95,13 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = parse("Pillion beside vLLM and SGLang on one card, in turn.", argv)
     samples = Samples(options.out, results.this_machine())
-    for models in options.models:
-        run_group(models, options, samples, deadline_from + options.budget)
-    text = results.table(samples.here())
-    (options.out / "table.md").write_text(text)
-    print("\n" + text)
+    try:
+        for cells in groups(options):
+            run_group(cells, options, samples, deadline_from + options.budget)
+    finally:
+        text = results.table(samples.here())
+        (options.out / "table.md").write_text(text)
+        print("\n" + text + "\n" + results.lines(samples.here()), flush=True)
     if options.plot and samples.here():
         results.plot(samples.here(), options.out / "plot.png")
     return 0

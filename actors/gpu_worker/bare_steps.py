@@ -199,6 +199,7 @@ def measure(
     rows: Rows,
     prefills: Sequence[int],
     repeats: int,
+    prefill_repeats: int,
 ) -> dict[str, Any]:
     """Milliseconds of each decode graph's replay and of each prefill, all repeats.
 
@@ -215,7 +216,7 @@ def measure(
         },
         "prefill_ms": {
             # The first one of a length loads kernels.
-            num_tokens: bare.prefill_ms(num_tokens, repeats + 1)[1:]
+            num_tokens: bare.prefill_ms(num_tokens, prefill_repeats + 1)[1:]
             for num_tokens in prefills
         },
     }
@@ -229,7 +230,8 @@ def main() -> int:
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=512)
     parser.add_argument("--prefill", type=int, nargs="*", default=[])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="of each batch")
+    parser.add_argument("--prefill-repeats", type=int, default=3)
     arguments = parser.parse_args()
     rows = Rows(1, arguments.input_len, arguments.output_len)
     try:
@@ -239,6 +241,7 @@ def main() -> int:
             rows,
             arguments.prefill,
             arguments.repeats,
+            arguments.prefill_repeats,
         )
     except PillionError as error:
         print(error, file=sys.stderr)

@@ -27,9 +27,11 @@ class Options:
     rounds: int
     serve_rounds: int
     serve_models: list[str]
+    serve_engines: list[str]
     budget: float
     patience: float
     warm_mixed: bool
+    apart: bool  # servers are loaded when the engines have ended
     kv_tokens: dict[str, int]  # by engine; "" is for all others
     device: str
     out: Path
@@ -39,19 +41,16 @@ class Options:
         """Whether this model's servers are measured."""
         return "serve" in self.cases and (not self.serve_models or model in self.serve_models)
 
-    def is_offline(self) -> bool:
-        """Whether engines are measured without a server."""
-        return any(case != "serve" for case in self.cases)
-
     def rounds_of(self, cell: Cell) -> int:
-        return self.serve_rounds if cell.kind == "serve" else self.rounds
+        return self.serve_rounds if cell.is_served else self.rounds
 
     def cells(self, models: Sequence[str]) -> list[Cell]:
         """All cells of some models, the most telling cases first."""
         cases = [f"decode {batch}" for batch in self.batches if "decode" in self.cases]
         cases += [case for case in ("mixed", "prefill") if case in self.cases]
-        ways = ["pillion"] if "pillion" in self.engines else []
-        ways += [f"{engine} over HTTP" for engine in self.engines if engine in COMMANDS]
+        served = [engine for engine in self.serve_engines if engine in COMMANDS]
+        ways = ["pillion"] if "pillion" in served else []
+        ways += [f"{engine} over HTTP" for engine in served]
         found = []
         for model in models:
             fits = SHAPES[model].max_model_len > PREFILL_TOKENS
@@ -79,6 +78,8 @@ def parse(description: str, argv: list[str] | None = None) -> Options:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--serve-rounds", type=int, help="rounds of serve, if not --rounds")
     parser.add_argument("--serve-models", type=_words, default="", help="if not all")
+    parser.add_argument("--serve-engines", type=_words, help="if not --engines")
+    parser.add_argument("--apart", action="store_true", help="servers when the engines have ended")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds for everything")
     parser.add_argument("--patience", type=float, default=300.0, help="for a start or an answer")
     parser.add_argument("--warm-mixed", action="store_true", help="one mixed load uncounted")
@@ -109,9 +110,11 @@ def parse(description: str, argv: list[str] | None = None) -> Options:
         rounds=a.rounds,
         serve_rounds=a.rounds if a.serve_rounds is None else a.serve_rounds,
         serve_models=a.serve_models,
+        serve_engines=a.engines if a.serve_engines is None else a.serve_engines,
         budget=a.budget,
         patience=a.patience,
         warm_mixed=a.warm_mixed,
+        apart=a.apart,
         kv_tokens={name: int(number) for name, number in _pairs(a.kv_tokens).items()},
         device=a.device,
         out=a.out,

@@ -52,7 +52,10 @@ class Samples:
     ) -> Sample:
         sample = Sample(*cell, value, unit, self.machine, round(time.time(), 1), details)
         self._all.append(sample)
-        self._path.write_text(json.dumps([asdict(s) for s in self._all], indent=1) + "\n")
+        # Whoever is ended in the middle leaves the samples so far.
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps([asdict(s) for s in self._all], indent=1) + "\n")
+        new.replace(self._path)
         return sample
 
     def of(self, cell: tuple[str, str, str]) -> list[Sample]:
@@ -114,6 +117,21 @@ def table(samples: Sequence[Sample]) -> str:
         least = {case: min(_counts(mine, case)) for case in cases}
         lines += ["", f"Medians; samples of each at least: {least}.", ""]
     return "\n".join(lines)
+
+
+def lines(samples: Sequence[Sample]) -> str:
+    """A line per cell: medians with the number of samples behind them, and our ratio to the best peer."""
+    found = medians(samples)
+    text = []
+    for model, case, unit in dict.fromkeys((s.model, s.case, s.unit) for s in samples):
+        here = [s for s in samples if (s.model, s.case) == (model, case)]
+        engines = _engines(here)
+        counts = Counter(s.engine for s in here)
+        shown = [f"{e} {_show(found[model, case, e])}/{counts[e]}" for e in engines]
+        ratios = [ratio(model, case, ours, samples) for ours in filter(is_ours, engines)]
+        shown += [f"{r:.2f} x" for r in ratios if r is not None]
+        text.append(f"{model} {case}, {unit}: " + ", ".join(shown))
+    return "\n".join(text)
 
 
 def plot(samples: Sequence[Sample], path: Path) -> None:

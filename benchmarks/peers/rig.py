@@ -15,11 +15,12 @@ from peers.engines import Setting
 from peers.options import Options
 from peers.processes import EngineProcess, Group, ProcessFailed, end_all, only
 from peers.schedule import Cell
-from peers.servers import COMMANDS, Server, start_server
+from peers.servers import Server, start_server
 from peers.shapes import PREFILL_PROMPTS, PREFILL_TOKENS, SHAPES, write_model
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 SERVE_TOKENS = 128
+WARM_SERVER_S = 1.5
 # A frozen engine's caches are cold; this is not counted.
 WAKE = {"count": 1, "input": 16, "outputs": 1, "seed": 0}
 
@@ -28,33 +29,37 @@ Found = tuple[str, float, str, dict[str, Any]]
 
 
 class Rig:
-    """Starts everything at once and waits until it is ready; what fails is said and left out."""
+    """Starts at once what the cells need and waits until it is ready; what fails is said and left out."""
 
-    def __init__(self, models: Sequence[str], options: Options, deadline: float) -> None:
+    def __init__(self, cells: Sequence[Cell], options: Options, deadline: float) -> None:
         self._options = options
         self._deadline = deadline  # of time.monotonic(): nothing is waited for beyond it
         self._engines: dict[tuple[str, str], EngineProcess] = {}
         self._servers: dict[tuple[str, str], Server] = {}
         self._seed = 0
         try:
-            self._start_all(models)
+            self._start_all(cells)
         except BaseException:
             self.close()
             raise
 
     def has(self, cell: Cell) -> bool:
         """Whether the engine of a cell is loaded."""
-        loaded = self._servers if cell.kind == "serve" else self._engines
-        return (cell.model, cell.engine.partition(" ")[0]) in loaded
+        loaded = self._servers if cell.is_served else self._engines
+        return (cell.model, cell.engine_name) in loaded
 
     def close(self) -> None:
         """Ends all engines."""
         end_all(self._groups())
 
     def warm_up(self, cell: Cell) -> None:
-        """The shapes of a case once, so that no first use is in a sample. Raises ProcessFailed."""
-        if cell.kind == "decode":
-            self._run(cell, self._load(cell.size, self._options.num_input, 8))
+        """The shapes of a case, so that no first use is in a sample. Raises ProcessFailed."""
+        if cell.is_served:
+            self._load_server(cell, WARM_SERVER_S)
+        elif cell.kind == "decode":
+            # How prompts are grouped to steps differs from one time to the next.
+            loads = [self._load(cell.size, self._options.num_input, num) for num in (16, 1, 1)]
+            self._run(cell, *loads)
         elif cell.kind == "mixed" and self._options.warm_mixed:
             self._run(cell, {"mixed": True})
         elif cell.kind == "prefill":
@@ -62,7 +67,7 @@ class Rig:
 
     def measure(self, cell: Cell) -> list[Found]:
         """One sample of a cell; of a server also the time to the first token. Raises ProcessFailed."""
-        if cell.kind == "serve":
+        if cell.is_served:
             return self._serve(cell)
         if cell.kind == "decode":
             return [self._decode(cell)]
@@ -84,23 +89,28 @@ class Rig:
         return cell.case, step_ms, "ms/token", details
 
     def _serve(self, cell: Cell) -> list[Found]:
-        server = self._servers[cell.model, cell.engine.partition(" ")[0]]
-        self._seed += 1
-        command = [sys.executable, "-m", "peers.load", server.targets[cell.engine]]
-        command += ["--model", server.model, "--concurrency", str(cell.size)]
-        command += ["--input", str(SERVE_TOKENS), "--output", str(SERVE_TOKENS)]
-        command += ["--seconds", str(self._options.seconds), "--seed", str(self._seed)]
-        with only(server.group, self._may_freeze()):
-            done = subprocess.run(command, capture_output=True, text=True, cwd=BENCHMARKS)
-        if done.returncode != 0:
-            raise ProcessFailed(f"{cell.engine}: {done.stderr.strip()[-600:]}")
-        found = json.loads(done.stdout)
+        found = self._load_server(cell, self._options.seconds)
         if not found["completed"]:
             raise ProcessFailed(f"{cell.engine}: nothing was completed in the window")
         return [
             (cell.case, found["tok_s"], "tok/s", found),
             (f"first token {cell.size}", found["first_ms"], "ms", {}),
         ]
+
+    def _load_server(self, cell: Cell, seconds: float) -> dict[str, Any]:
+        """What peers/load.py says of a window of so many seconds. Raises ProcessFailed."""
+        server = self._servers[cell.model, cell.engine_name]
+        self._seed += 1
+        command = [sys.executable, "-m", "peers.load", server.targets[cell.engine]]
+        command += ["--model", server.model, "--concurrency", str(cell.size)]
+        command += ["--input", str(SERVE_TOKENS), "--output", str(SERVE_TOKENS)]
+        command += ["--seconds", str(seconds), "--seed", str(self._seed)]
+        with only(server.group, self._may_freeze()):
+            done = subprocess.run(command, capture_output=True, text=True, cwd=BENCHMARKS)
+        if done.returncode != 0:
+            raise ProcessFailed(f"{cell.engine}: {done.stderr.strip()[-600:]}")
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
 
     def _run(self, cell: Cell, *requests: dict[str, Any]) -> list[dict[str, Any]]:
         process = self._engines[cell.model, cell.engine]
@@ -122,12 +132,11 @@ class Rig:
         """Not Pillion: it takes no processor time while it waits, and its launcher watches its actors."""
         return [group for group in self._groups() if not group.name.startswith("pillion")]
 
-    def _start_all(self, models: Sequence[str]) -> None:
+    def _start_all(self, cells: Sequence[Cell]) -> None:
         base = Path(tempfile.gettempdir()) / "pillion-vs-peers"
-        for model in models:
-            folder = write_model(model, base)
-            for name in self._options.engines:
-                self._start(model, name, folder)
+        needed = dict.fromkeys((cell.model, cell.engine_name, cell.is_served) for cell in cells)
+        for model, name, is_served in needed:
+            self._start(model, name, write_model(model, base), is_served)
         for key, process in list(self._engines.items()):
             if not _comes_up(process, partial(self._ready, process)):
                 self._engines.pop(key)
@@ -141,26 +150,26 @@ class Rig:
     def _healthy(self, server: Server) -> None:
         server.wait_ready(self._patience_s())
 
-    def _start(self, model: str, name: str, folder: Path) -> None:
+    def _start(self, model: str, name: str, folder: Path, is_served: bool) -> None:
         options = self._options
         kv_tokens = options.kv_tokens.get(name, options.kv_tokens.get(""))
         shape = SHAPES[model]
         kv_bytes = None if kv_tokens is None else shape.kv_bytes(kv_tokens)
         setting = Setting(folder, shape.max_model_len, options.device, kv_tokens, kv_bytes)
         site = options.sites.get(name)
-        if options.is_offline():
-            script = options.scripts.get(name)
-            command = [script] if script else ["-m", "peers.child", name]
-            fields = json.dumps({**asdict(setting), "folder": str(folder)})
-            self._engines[model, name] = EngineProcess(
-                f"{name} {model}",
-                [sys.executable, *command, "--setting", fields],
-                site,
-                options.out / f"{name}-{model}.log",
-            )
-        if name in COMMANDS and options.is_served(model):
+        if is_served:
             log = options.out / f"{name}-{model}-server.log"
             self._servers[model, name] = start_server(name, setting, site, log)
+            return
+        script = options.scripts.get(name)
+        command = [script] if script else ["-m", "peers.child", name]
+        fields = json.dumps({**asdict(setting), "folder": str(folder)})
+        self._engines[model, name] = EngineProcess(
+            f"{name} {model}",
+            [sys.executable, *command, "--setting", fields],
+            site,
+            options.out / f"{name}-{model}.log",
+        )
 
 
 def _comes_up(group: Group, wait: Callable[[], dict[str, Any] | None]) -> bool:

@@ -1,4 +1,4 @@
-"""What to measure next: fewest samples first, engines in turn, and nothing that no longer fits the time."""
+"""What to measure next: servers last, fewest samples first, engines in turn, nothing that no longer fits the time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +24,16 @@ class Cell:
     def kind(self) -> str:
         """The case without its size."""
         return self.case.partition(" ")[0]
+
+    @property
+    def engine_name(self) -> str:
+        """The engine, by whatever way in."""
+        return self.engine.partition(" ")[0]
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server is measured."""
+        return self.kind == "serve"
 
     @property
     def size(self) -> int:
@@ -68,14 +78,10 @@ class Schedule:
     def left_s(self) -> float:
         return max(0.0, self.deadline - self.clock())
 
-    def _place(self, cell: Cell) -> tuple[int, int, int]:
-        """Round, case, and the engine's turn, which moves on by one from round to round.
-
-        Cells with fewer rounds have their turn in the last ones.
-        """
+    def _place(self, cell: Cell) -> tuple[bool, int, int, int]:
+        """Servers behind all else; then round, case, and the engine's turn, which moves on by one each round."""
         done = self.count(cell)
-        number = done + max(map(self.rounds, self.cells)) - self.rounds(cell)
         cases = list(dict.fromkeys((c.model, c.case) for c in self.cells))
         engines = [c.engine for c in self.cells if (c.model, c.case) == (cell.model, cell.case)]
         turn = (engines.index(cell.engine) + done) % len(engines)
-        return number, cases.index((cell.model, cell.case)), turn
+        return cell.is_served, done, cases.index((cell.model, cell.case)), turn

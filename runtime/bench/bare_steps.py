@@ -30,12 +30,14 @@ def measure_bare_steps(
     num_output: int = 512,
     prefills: Sequence[int] = (),
     repeats: int = 3,
+    prefill_repeats: int = 3,
 ) -> BareStepTimes:
     """Steps of the engine that this configuration makes. Raises PillionError with the reason."""
     located = locate_model(config, progress=True)
     command = [sys.executable, "-P", "-m", "pillion.actors.gpu_worker.bare_steps"]
     command += ["--config", located.to_json().decode(), "--repeats", str(repeats)]
     command += ["--input-len", str(num_input), "--output-len", str(num_output)]
+    command += ["--prefill-repeats", str(prefill_repeats)]
     command += ["--batch", *map(str, batches), "--prefill", *map(str, prefills)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S)
     if done.returncode != 0:

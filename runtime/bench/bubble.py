@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pillion.messages.control import ActorStatus
-from pillion.runtime.bench.bare_steps import measure_bare_steps
+from pillion.runtime.bench.bare_steps import BareStepTimes, measure_bare_steps
 from pillion.runtime.bench.engine import (
     client_of,
     geometry_of,
@@ -44,40 +44,47 @@ def bubble(
         raise ConfigError(
             "bubble compares with replays of CUDA graphs, and the CPU has none: choose a CUDA device"
         )
+    # First the replays: both hold the memory of a whole engine.
+    bare = measure_bare_steps(
+        config, batches=batches, num_input=num_input, num_output=num_output, repeats=repeats
+    )
+    with private_daemon(config) as daemon:
+        return bubble_of(daemon, bare, num_input, num_output, repeats)
+
+
+def bubble_of(
+    daemon: DaemonProcess, bare: BareStepTimes, num_input: int, num_output: int, repeats: int
+) -> Report:
+    """The same of a daemon that runs, beside replays of its graphs that were measured before it was started."""
     report = Report(
         f"bubble: {num_input} tokens in, {num_output} out, greedy; medians of {repeats}",
         ["batch", "step ms", "bare replay ms", "bubble", "worker CPU ms", "share of step"],
         plot_columns=("batch", "bubble", "worker CPU ms"),
     )
-    # First the replays: both hold the memory of a whole engine.
-    bare = measure_bare_steps(
-        config, batches=batches, num_input=num_input, num_output=num_output, repeats=repeats
-    )
     rng = random.Random(0)
-    with private_daemon(config) as daemon:
-        vocab_size = geometry_of(daemon).vocab_size
+    vocab_size = geometry_of(daemon).vocab_size
 
-        async def run() -> None:
-            async with client_of(daemon) as client:
-                await timed(client, random_prompt(rng, vocab_size, num_input), 8)
-                for batch in batches:
-                    before = _worker(daemon)
-                    runs = [
-                        await together(
-                            client,
-                            [random_prompt(rng, vocab_size, num_input) for _ in range(batch)],
-                            num_output,
-                        )
-                        for _ in range(repeats)
-                    ]
-                    step_ms = statistics.median(seconds_per_step(run) for run in runs) * 1e3
-                    replay_ms = statistics.median(bare.replay_ms[batch])
-                    cpu_ms = cpu_ms_per_step(before, _worker(daemon))
-                    report.rows.append(
-                        [batch, step_ms, replay_ms, step_ms / replay_ms, cpu_ms, cpu_ms / step_ms]
+    async def run() -> None:
+        async with client_of(daemon) as client:
+            await timed(client, random_prompt(rng, vocab_size, num_input), 8)
+            for batch, replays_ms in bare.replay_ms.items():
+                before = _worker(daemon)
+                runs = [
+                    await together(
+                        client,
+                        [random_prompt(rng, vocab_size, num_input) for _ in range(batch)],
+                        num_output,
                     )
+                    for _ in range(repeats)
+                ]
+                step_ms = statistics.median(seconds_per_step(run) for run in runs) * 1e3
+                replay_ms = statistics.median(replays_ms)
+                cpu_ms = cpu_ms_per_step(before, _worker(daemon))
+                report.rows.append(
+                    [batch, step_ms, replay_ms, step_ms / replay_ms, cpu_ms, cpu_ms / step_ms]
+                )
 
-        asyncio.run(run())
+    asyncio.run(run())
     report.details["replay_ms"] = bare.replay_ms
     report.details["device"] = bare.device
     return report

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from peers.results import Samples, medians, plot, ratio, table
+from peers.results import Samples, lines, medians, plot, ratio, table
 
 
 def filled(folder: Path) -> Samples:
@@ -44,6 +44,15 @@ def test_the_table_shows_medians_ratios_and_what_is_missing(tmp_path: Path) -> N
     assert "| pillion: times the best other | 1.10 x | 3.00 x | - |" in lines
     assert "| pillion over HTTP: times the best other | - | 2.00 x | - |" in lines
     assert "{'decode 1': 1, 'serve 64': 1, 'mixed': 1}" in lines[-1] + lines[-2]
+
+
+def test_a_line_per_cell_says_how_many_samples_there_are(tmp_path: Path) -> None:
+    found = lines(filled(tmp_path).here()).splitlines()
+    assert found == [
+        "8b decode 1, ms/token: pillion 5/3, vllm 6/1, sglang 5.5/1, 1.10 x",
+        "8b serve 64, tok/s: pillion 3,000/1, pillion over HTTP 2,000/1, vllm over HTTP 1,000/1, 3.00 x, 2.00 x",
+        "8b mixed, tok/s: pillion 7/1",
+    ]
 
 
 def test_samples_survive_and_other_machines_do_not_count(tmp_path: Path) -> None:

@@ -64,19 +64,20 @@ def test_a_dropped_cell_is_not_tried_again() -> None:
     assert schedule.dropped == {CELLS[0]: "ended"}
 
 
-def test_cells_with_fewer_rounds_come_in_the_last_ones() -> None:
+def test_servers_come_when_all_else_is_done() -> None:
     cells = [Cell("m", "serve 64", "a"), Cell("m", "decode 1", "a")]
     counts: Counter[Cell] = Counter()
     schedule = Schedule(
         cells,
-        lambda cell: 1 if cell.kind == "serve" else 3,
+        lambda cell: 2 if cell.kind == "serve" else 3,
         100.0,
         counts.__getitem__,
         Clock(),
     )
-    assert drain(schedule, counts) == ["da", "da", "sa", "da"]
+    assert drain(schedule, counts) == ["da", "da", "da", "sa", "sa"]
 
 
 def test_a_cell_knows_its_kind_and_size() -> None:
     cell = Cell("m", "serve 64", "a over HTTP")
     assert (cell.kind, cell.size, cell.key) == ("serve", 64, ("m", "serve 64", "a over HTTP"))
+    assert (cell.engine_name, cell.is_served) == ("a", True)

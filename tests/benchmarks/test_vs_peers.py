@@ -84,6 +84,30 @@ def test_the_cells_of_servers_name_the_way_in() -> None:
     assert Cell("8b", "prefill", "vllm") in cells
 
 
+def test_servers_may_be_of_other_engines_and_loaded_apart() -> None:
+    arguments = ["--models=8b", "--cases=mixed,serve", "--concurrency=256"]
+    options = parse("", [*arguments, "--serve-engines=pillion,vllm", "--apart"])
+    engines, servers = vs_peers.groups(options)
+    assert [cell.engine for cell in engines] == ["pillion", "vllm", "sglang"]
+    assert [cell.engine for cell in servers] == ["pillion", "pillion over HTTP", "vllm over HTTP"]
+    (together,) = vs_peers.groups(parse("", arguments))
+    assert len(together) == 7
+
+
+def test_what_was_measured_is_shown_though_the_run_is_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object) -> None:
+        raise SystemExit(143)
+
+    run(tmp_path, "--cases=mixed", "--rounds=1")
+    capsys.readouterr()
+    monkeypatch.setattr(vs_peers.Rig, "measure", end)
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--cases=mixed", "--rounds=2")
+    assert "tiny mixed, tok/s: one 1,000/1, two 1,000/1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argument", "word"),
     [

@@ -81,7 +81,7 @@ def test_what_the_engine_cannot_seat_is_refused(
 
 def test_the_module_prints_one_line_or_the_reason(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "pillion.actors.gpu_worker.bare_steps"]
-    command += ["--config", config(tmp_path, "cpu").to_json().decode(), "--repeats=2"]
+    command += ["--config", config(tmp_path, "cpu").to_json().decode(), "--prefill-repeats=2"]
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
