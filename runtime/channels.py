@@ -5,6 +5,8 @@ flight is bounded by the protocol, so a send never blocks.
 """
 
 import atexit
+import logging
+import os
 import warnings
 from collections.abc import Mapping
 from functools import cache
@@ -18,9 +20,12 @@ from pillion.messages.base import RingMessage
 from pillion.messages.codec import Codec
 from pillion.runtime.clock import NS_PER_MS
 from pillion.runtime.errors import ConfigError, InvariantBroken
-from pillion.runtime.paths import RunDir, check_socket_path, claim_socket_path
+from pillion.runtime.paths import RunDir, check_socket_path, claim_socket_path, daemon_pid
+from pillion.runtime.proc_files import has_argument
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 LINGER_MS: Final = 500  # how long an exit waits for a peer that no longer reads
 RECONNECT_MS: Final = 10
@@ -36,6 +41,9 @@ class Inbox(Generic[T]):
         self._path = path
         self._codec = codec
         self._timeout_ms = _FOREVER
+        self._strangers: set[int] = (
+            set()
+        )  # processes that are none of the daemon's, and were told of
 
     @classmethod
     def bind(cls, path: Path, union: Any) -> "Inbox[T]":
@@ -50,11 +58,11 @@ class Inbox(Generic[T]):
         return cls(socket, path, Codec(union))
 
     def receive(self, timeout_ns: int | None) -> T | None:
-        """The next message, or None after the timeout (None: wait for ever).
+        """The next message, or None after the timeout (None: wait for ever) and after what a stranger sent.
 
         At most 1 ms late, and after 24 days at the latest.
 
-        Raises InvariantBroken on a malformed frame.
+        Raises InvariantBroken on a malformed frame of the daemon's own.
         """
         timeout_ms = _FOREVER
         if timeout_ns is not None:
@@ -62,17 +70,18 @@ class Inbox(Generic[T]):
         if timeout_ms != self._timeout_ms:
             self._socket.rcvtimeo = self._timeout_ms = timeout_ms
         try:
-            data = self._socket.recv()
+            return self._decode(self._socket.recv(copy=False))
         except zmq.Again:
             return None
-        return self._decode(data)
 
     def drain(self) -> list[T]:
-        """All messages that are there, without waiting. Raises InvariantBroken on a malformed frame."""
+        """All messages that are there, without waiting. Raises InvariantBroken as `receive` does."""
         messages = []
         try:
             while True:
-                messages.append(self._decode(self._socket.recv(zmq.NOBLOCK)))
+                message = self._decode(self._socket.recv(zmq.NOBLOCK, copy=False))
+                if message is not None:
+                    messages.append(message)
         except zmq.Again:
             return messages
 
@@ -88,13 +97,25 @@ class Inbox(Generic[T]):
         self._socket.close(linger=0)
         self._path.unlink(missing_ok=True)
 
-    def _decode(self, data: bytes) -> T:
+    def _decode(self, frame: zmq.Frame) -> T | None:
         try:
-            return self._codec.decode(data)
+            return self._codec.decode(frame.buffer)
         except msgspec.DecodeError as error:
-            raise InvariantBroken(
-                f"malformed frame of {len(data)} bytes in {self._path.name}: {error}"
-            ) from error
+            what = f"malformed frame of {len(frame)} bytes in {self._path.name}"
+            sender = _sender(frame)
+            if self._is_own(sender):
+                raise InvariantBroken(f"{what}: {error}") from error
+            if sender not in self._strangers:
+                self._strangers.add(sender)
+                logger.warning("dropped a %s from a stranger, pid %d: %s", what, sender, error)
+            return None
+
+    def _is_own(self, pid: int) -> bool:
+        """Whether this is the daemon's launcher or an actor that lives. Any process of this user can connect."""
+        run_dir = RunDir(self._path.parent)
+        return (
+            pid == os.getpid() or has_argument(pid, run_dir.argument) or pid == daemon_pid(run_dir)
+        )
 
 
 class Outbox:
@@ -171,6 +192,11 @@ class Post:
         for outbox in self._outboxes.values():
             outbox.close()
         self._outboxes.clear()
+
+
+def _sender(frame: zmq.Frame) -> int:
+    """The process that sent it: ZeroMQ tells host, uid, gid and pid of a peer on a Unix socket."""
+    return int(str(frame["Peer-Address"]).rpartition(":")[2])
 
 
 @cache

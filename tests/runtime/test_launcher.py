@@ -1,5 +1,6 @@
 """Daemons of real processes with fake actors: start, status, failures, stops, and what they leave."""
 
+import contextlib
 import json
 import os
 import signal
@@ -410,21 +411,37 @@ def test_garbage_on_the_control_socket_does_not_disturb_the_launcher(
     assert daemon.process.poll() is None
 
 
-def test_a_malformed_ring_frame_is_a_bug_that_ends_its_receiver(start_daemon: StartDaemon) -> None:
+def test_junk_of_strangers_on_the_ring_ends_nobody(start_daemon: StartDaemon) -> None:
+    """What no process of the daemon has sent: malformed messages, and bytes that are not even ZeroMQ's."""
     daemon = start_daemon(config={"max_restarts": 0})
-    daemon.wait_state("ready")
+    pids = daemon.wait_actors(dict.fromkeys(ACTORS, "running"))
     script = (
         "import sys; from pathlib import Path\n"
         "from pillion.runtime.channels import Outbox\n"
-        "Outbox.connect(Path(sys.argv[1])).send_bytes(b'garbage')\n"
+        "for path in sys.argv[1:]:\n"
+        "    outbox = Outbox.connect(Path(path))\n"
+        "    for junk in (b'garbage', b'', b'\\x93' * 100_000) * 3:\n"
+        "        outbox.send_bytes(junk)\n"
+        "    outbox.close()\n"
     )
-    path = str(daemon.directory.inbox("scheduler"))
+    inboxes = [str(daemon.directory.inbox(name)) for name in ("launcher", *ACTORS)]
     subprocess.run(
-        [sys.executable, "-c", script, path], check=True, timeout=10, env=child_environment()
+        [sys.executable, "-c", script, *inboxes], check=True, timeout=30, env=child_environment()
     )
-    code, stderr = daemon.wait_end(30)
-    assert code == 1
-    assert "InvariantBroken: malformed frame of 7 bytes in scheduler.1.ipc" in stderr[-1]
+    for path in inboxes:
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 70_000, b""):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(path)
+                with contextlib.suppress(ConnectionError):
+                    stranger.sendall(junk)
+
+    def told() -> int:
+        return daemon.directory.log.read_text().count("dropped a malformed frame of 7 bytes")
+
+    wait_until("all have said it, once", 10, lambda: told() == len(inboxes))
+    assert daemon.wait_actors(dict.fromkeys(ACTORS, "running")) == pids
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.wait_end(30)[0] == 0
 
 
 def test_a_stopped_actor_does_not_hold_up_the_stop(start_daemon: StartDaemon) -> None:
