@@ -45,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         return _without_command(arguments)
     module_name, help_text = COMMANDS[name]
-    module: Any = importlib.import_module(module_name)
-    parser = _Parser(prog=f"pillion {name}", description=_sentence(help_text))
-    module.add_arguments(parser)
     try:
+        module: Any = importlib.import_module(module_name)
+        parser = _Parser(prog=f"pillion {name}", description=_sentence(help_text))
+        module.add_arguments(parser)
         status: int = module.run(parser.parse_args(arguments[1:]))
         sys.stdout.flush()
     except PillionError as error:

@@ -27,6 +27,19 @@ WITHOUT_TORCH = ("scheduler", "kv_manager", "detokenizer", "gateway")
 # Where a checkpoint has no tokenizer.json, transformers converts what it has.
 CONVERTS_TOKENIZERS = {"actors/detokenizer/tokenizer_files.py"}
 ONLY_IMPORTER_OF_ZMQ = "runtime/channels.py"
+# What time of day it is, for others to read. Whatever waits or measures takes runtime/clock.py.
+TELLS_THE_TIME = {
+    "actors/detokenizer/span_exporter.py",
+    "actors/detokenizer/template_guard.py",
+    "actors/gateway/chat_completions.py",
+    "actors/gateway/completions.py",
+    "actors/gateway/gateway.py",
+    "actors/gateway/metrics_page.py",
+    "actors/gateway/responses.py",
+    "runtime/bench/report.py",
+    "runtime/request_assembly.py",
+}
+WALL_CLOCKS = {"time.time", "time.time_ns", "time.gmtime", "time.localtime", "datetime.now"}
 
 
 def sources(*folders: str) -> list[Path]:
@@ -122,6 +135,16 @@ def test_the_rules_can_fail() -> None:
     assert not allowed(ROOT / "runtime" / "paths.py", ["actors", "scheduler"])
     assert not allowed(ROOT / "messages" / "text.py", ["runtime", "errors"])
     assert not allowed(ROOT / "kernels" / "sample" / "reference.py", ["messages", "ids"])
+
+
+def test_nothing_depends_on_the_time_of_day() -> None:
+    readers = {
+        name_of(path)
+        for path in sources(*LAYERS)
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCKS
+    }
+    assert readers == TELLS_THE_TIME
 
 
 def test_only_channels_import_zmq() -> None:

@@ -105,6 +105,16 @@ def test_errors_are_one_line(
     assert capsys.readouterr().err == stderr
 
 
+def test_an_interrupt_while_a_command_is_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow_command.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "slow", ("slow_command", "takes its time"))
+    assert cli.main(["slow"]) == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_output_that_finds_no_room_is_told_in_a_line() -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
