@@ -76,7 +76,10 @@ def _on_cuda(
     is_fastest = whole_prompts.is_fastest(q.device, q.dtype, q.shape[2])
     if tiles.whole_prompts and sliding_window is None and is_fastest:
         for prompt in tiles.whole_prompts:
-            whole_prompts.whole_prompt_attention(q, layer_kv, table, prompt, out, scale)
+            attended = whole_prompts.whole_prompt_attention(q, layer_kv, table, prompt, scale)
+            if prompt.length == len(q):
+                return attended
+            out[prompt.first_token : prompt.first_token + prompt.length] = attended
         tiles = tiles.without_whole_prompts()
     triton_prefill.prefill_attention(
         q, layer_kv, table, rows.query_start_loc, tiles, out, scale, sliding_window

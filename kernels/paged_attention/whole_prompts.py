@@ -36,18 +36,16 @@ def whole_prompt_attention(
     layer_kv: torch.Tensor,
     block_table: torch.Tensor,
     prompt: WholePrompt,
-    out: torch.Tensor,
     scale: float,
-) -> None:
-    """Attention of one prompt. Writes: out, at its tokens."""
+) -> torch.Tensor:
+    """Attention of one prompt, [prompt.length, num_q_heads, head_dim]."""
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
     length = prompt.length
     padding = -length % _LENGTH_STEP
     blocks = block_table[prompt.row, : -(-length // block_size)]
     kv = layer_kv.index_select(0, blocks).permute(1, 2, 0, 3, 4)
     kv = kv.reshape(2, 1, num_kv_heads, -1, head_dim)[:, :, :, :length]
-    tokens = slice(prompt.first_token, prompt.first_token + length)
-    queries = q[tokens].transpose(0, 1)[None]
+    queries = q[prompt.first_token : prompt.first_token + length].transpose(0, 1)[None]
     if padding:
         # No query sees the keys behind it.
         kv, queries = pad(kv, (0, 0, 0, padding)), pad(queries, (0, 0, 0, padding))
@@ -55,4 +53,4 @@ def whole_prompt_attention(
         attended = scaled_dot_product_attention(
             queries, kv[0], kv[1], is_causal=True, scale=scale, enable_gqa=True
         )
-    out[tokens] = attended[0, :, :length].transpose(0, 1)
+    return attended[0, :, :length].transpose(0, 1)
