@@ -15,6 +15,7 @@ import torch
 
 from pillion.actors.gpu_worker.cuda_graphs import CapturedStep
 from pillion.actors.gpu_worker.device import choose_device
+from pillion.actors.gpu_worker.sampling.step_end import End
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.start_up import start_stages
 from pillion.actors.gpu_worker.warm_up import GREEDY
@@ -91,7 +92,7 @@ class BareSteps:
     def replay(self, graph: CapturedStep, num_rows: int, num_replays: int) -> None:
         for _ in range(num_replays):
             graph.replay(num_rows)
-            graph.replay_greedy()
+            graph.replay_end(End.GREEDY)
 
     def graph(self, num_rows: int) -> CapturedStep:
         """The graph of these decode rows, with its slots set; the rows have decoded once."""

@@ -83,4 +83,8 @@ def _captures(stages: Stages) -> Sequence[Job]:
 
     sizes = graph_sizes(stages.states.max_num_seqs)
     jobs: list[Job] = [partial(capture_all, list(like)) for _, like in groupby(sizes, padded_rows)]
-    return [*jobs, *(partial(capturer.capture_mixed, shape) for shape in capturer.shapes)]
+    return [
+        capturer.warm_up_ends,
+        *jobs,
+        *(partial(capturer.capture_mixed, shape) for shape in capturer.shapes),
+    ]

@@ -1,18 +1,19 @@
 """Steps captured as CUDA graphs: decode rows per padded number of rows, mixed ones per number of tokens."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
+from pillion.actors.gpu_worker.captured_ends import CapturedEnds, EndCapturer
 from pillion.actors.gpu_worker.mixed_table import MixedShape
 from pillion.actors.gpu_worker.model_executor import ModelExecutor, ModelOutput
 from pillion.actors.gpu_worker.request_states import RequestStates
+from pillion.actors.gpu_worker.sampling.sampler import Sampler
+from pillion.actors.gpu_worker.sampling.step_end import End, EndResult, EndRows
 from pillion.actors.gpu_worker.step_inputs import StepInputs
-from pillion.kernels.greedy_step import greedy_step
 from pillion.runtime.errors import InvariantBroken
 
 if TYPE_CHECKING:
@@ -53,25 +54,14 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int, num_weights: int) -> li
 def expected_graph_bytes(
     max_num_seqs: int, shapes: list[MixedShape], num_layers: int, vocab_size: int
 ) -> int:
-    """Memory of the captured steps of a model, before they are captured: logits and the nodes of all graphs."""
+    """Memory of the captured steps of a model before there are any: logits, as they are and edited, and nodes."""
     num_graphs = len(graph_sizes(max_num_seqs)) + len(shapes)
-    return 4 * max_num_seqs * vocab_size + num_graphs * num_layers * _LAYER_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class _GreedyEnd:
-    """From logits to updated slots and the columns for the host, [4, num_rows] int32."""
-
-    graph: torch.cuda.CUDAGraph
-    columns: torch.Tensor
+    return 8 * max_num_seqs * vocab_size + num_graphs * num_layers * _LAYER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A step from its slots to its logits, and two copies of its greedy end.
-
-    The columns of one step are copied to the host while the next step runs, so ends take turns.
-    """
+    """A step from its slots to its logits, and its ends from there to updated slots."""
 
     inputs: StepInputs
     # [num_tokens, hidden_size]
@@ -79,18 +69,16 @@ class CapturedStep:
     # [num_rows, vocab_size] float32; all captured steps share this memory
     logits: torch.Tensor
     forward: torch.cuda.CUDAGraph
-    ends: Iterator[_GreedyEnd]
+    ends: CapturedEnds
 
     def replay(self, num_rows: int) -> ModelOutput:
         """Runs the forward pass for the slots that are set; the logits are those of the first rows."""
         self.forward.replay()
         return ModelOutput(self.hidden, self.logits[:num_rows])
 
-    def replay_greedy(self) -> torch.Tensor:
-        """Takes the best tokens and updates the slots. Returns the columns, good until the step after next."""
-        end = next(self.ends)
-        end.graph.replay()
-        return end.columns
+    def replay_end(self, end: End) -> EndResult:
+        """Takes tokens and updates the slots. Returns what is good until the step after next has its end."""
+        return self.ends.replay(end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +151,7 @@ class GraphCapturer:
         table: GraphTable,
         mixed_inputs: "CapturedInputs",
         shapes: list[MixedShape],
+        sampler: Sampler,
     ) -> None:
         self._states = states
         self._input_preparer = input_preparer
@@ -171,6 +160,7 @@ class GraphCapturer:
         self._mixed_inputs = mixed_inputs
         self.shapes = shapes
         self._pool = torch.cuda.graph_pool_handle()
+        self._end_capturer = EndCapturer(states, sampler, self._pool)
         # [most rows, vocab_size] float32
         self._logits: torch.Tensor | None = None
 
@@ -180,6 +170,13 @@ class GraphCapturer:
             self.capture_decode(num_rows)
         for shape in self.shapes:
             self.capture_mixed(shape)
+        self.warm_up_ends()
+
+    @torch.inference_mode()
+    def warm_up_ends(self) -> None:
+        """Runs every kind of end once: most are captured only when a step needs them."""
+        self._end_capturer.warm_up()
+        torch.cuda.synchronize()
 
     @torch.inference_mode()
     def capture_decode(self, num_rows: int) -> None:
@@ -206,37 +203,14 @@ class GraphCapturer:
                 raise InvariantBroken("a captured step without logits")
             return inputs, output.hidden, output.logits
 
-        inputs, _, found = forward(None)
-        columns = [
-            torch.empty((4, num_rows), dtype=torch.int32, device=found.device) for _ in range(2)
-        ]
-        self._greedy_end(inputs, found, columns[0])
+        _, _, found = forward(None)
         torch.cuda.synchronize()
         if self._logits is None:
             self._logits = found.new_empty((self._states.max_num_seqs, found.shape[1]))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             inputs, hidden, logits = forward(self._logits[:num_rows])
-        ends = []
-        for column in columns:
-            end = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(end, pool=self._pool):
-                self._greedy_end(inputs, logits, column)
-            ends.append(_GreedyEnd(end, column))
-        return CapturedStep(inputs, hidden, logits, graph, itertools.cycle(ends))
-
-    def _greedy_end(self, inputs: StepInputs, logits: torch.Tensor, columns: torch.Tensor) -> None:
-        states = self._states
-        greedy_step(
-            logits,
-            inputs.slots,
-            inputs.sample_valid,
-            inputs.advance,
-            states.token_table,
-            states.num_computed,
-            states.num_known,
-            states.max_total,
-            states.finished,
-            states.stop_ids,
-            columns,
-        )
+        rows = EndRows(inputs.slots, inputs.sample_valid, inputs.advance)
+        ends = CapturedEnds(self._end_capturer, logits, rows)
+        ends.capture(End.GREEDY)
+        return CapturedStep(inputs, hidden, logits, graph, ends)

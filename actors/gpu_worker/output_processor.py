@@ -12,10 +12,12 @@ import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 
+from pillion.actors.gpu_worker.cuda_graphs import CapturedStep
 from pillion.actors.gpu_worker.device import Device, Download
 from pillion.actors.gpu_worker.model_executor import ModelOutput
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling.sampler import Sampled, Sampler, prompt_logprobs
+from pillion.actors.gpu_worker.sampling.step_end import End, EndResult
 from pillion.actors.gpu_worker.step_inputs import PromptLogprobRows, StepInputs
 from pillion.kernels.update_rows import update_rows
 from pillion.messages.ids import FINISH_ERROR, FINISH_NONE
@@ -65,6 +67,8 @@ class PendingOutput:
     # [m, 1 + num_top] ids and log-probabilities, [m] ranks of the rows in logprob_rows_np
     logprobs: Download | None = None
     logprob_rows_np: npt.NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
+    # the captured step's: [1 + num_top, num_rows_of_graph], of all its rows
+    are_logprobs_columns: bool = False
     prompt_rows: tuple[PromptLogprobRows, ...] = ()
     prompt_logprobs: tuple[Download, ...] = ()
 
@@ -134,15 +138,18 @@ class OutputProcessor:
         logprobs: Download | None = None
         logprob_rows_np = _NO_ROWS
         slots_np = inputs.sample_slots_np
-        is_captured = inputs.graph is not None and self._sampler.is_greedy(slots_np)
-        if not is_captured:
+        if inputs.graph is None:
             self._states.num_computed.index_add_(0, inputs.slots, inputs.advance)
         unmasked = self.unmasked(inputs)
         if len(unmasked):
             self._withhold(inputs, unmasked)
-        if is_captured and inputs.graph is not None and output.logits is not None:
-            self._sampler.masks.apply(output.logits, inputs.sample_slots, slots_np)
-            columns = self._device.download([inputs.graph.replay_greedy()])
+        if inputs.graph is not None and output.logits is not None:
+            ended = self._replay_end(inputs.graph, inputs, output.logits)
+            columns = self._device.download([ended.columns])
+            if (wanted := self._sampler.logprobs.wanted(slots_np)) is not None:
+                logprob_rows_np, num_top = wanted
+                best_first = ended.logprob_ids[: 1 + num_top], ended.logprobs[: 1 + num_top]
+                logprobs = self._device.download([*best_first, ended.ranks])
         elif output.logits is not None:
             sampled, result = self._sample(inputs, output.logits)
             columns = self._device.download([result])
@@ -157,6 +164,7 @@ class OutputProcessor:
             columns=columns,
             logprobs=logprobs,
             logprob_rows_np=logprob_rows_np,
+            are_logprobs_columns=inputs.graph is not None,
             prompt_rows=inputs.prompt_logprobs,
             prompt_logprobs=tuple(
                 self._prompt_logprobs(rows, output.hidden) for rows in inputs.prompt_logprobs
@@ -183,9 +191,10 @@ class OutputProcessor:
         failed = finish == FINISH_ERROR
         logprobs = None
         if pending.logprobs is not None:
-            logprobs = _logprobs_message(
-                pending.logprobs.wait(), pending.logprob_rows_np, kept[~failed], kept
-            )
+            rows, arrays = pending.logprob_rows_np, pending.logprobs.wait()
+            if pending.are_logprobs_columns:
+                arrays = [array[..., rows].T for array in arrays]
+            logprobs = _logprobs_message(arrays, rows, kept[~failed], kept)
         if times is not None:
             answered_ns = now_ns()
             times = replace(
@@ -222,6 +231,17 @@ class OutputProcessor:
         self._states.num_computed.index_add_(0, inputs.sample_slots, taken_back)
         valid.logical_and_(~withheld)
         self._states.withhold(inputs.sample_slots_np[rows])
+
+    def _replay_end(
+        self, graph: CapturedStep, inputs: StepInputs, logits: torch.Tensor
+    ) -> EndResult:
+        """The end that the step's rows need. Writes: the slots' state."""
+        end = self._sampler.end_for(inputs.sample_slots_np)
+        if end is not End.FULL:
+            self._sampler.masks.apply(logits, inputs.sample_slots, inputs.sample_slots_np)
+        if end is not End.GREEDY:
+            self._sampler.tables()  # what the host has written is there before the graph reads it
+        return graph.replay_end(end)
 
     def _sample(self, inputs: StepInputs, logits: torch.Tensor) -> tuple[Sampled, torch.Tensor]:
         """The rows' tokens, and the [4, num_sample_rows] int32 columns that go to the host."""

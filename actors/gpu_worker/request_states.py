@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from pillion.actors.gpu_worker.device import Device
+from pillion.kernels.sampled_step import SlotTables
 from pillion.messages.sampling import MAX_END_TOKEN_IDS
 from pillion.messages.steps import NewSequence
 from pillion.runtime.errors import InvariantBroken
@@ -119,6 +120,17 @@ class RequestStates:
         """The host learns that the device has finished these tenants."""
         same = self.generation_np[slots] == generations
         self.finished_np[slots[same]] = True
+
+    def tables(self) -> SlotTables:
+        """What the end of a step reads and writes of all slots."""
+        return SlotTables(
+            self.token_table,
+            self.num_computed,
+            self.num_known,
+            self.max_total,
+            self.finished,
+            self.stop_ids,
+        )
 
     def all_finished(self) -> bool:
         """Whether no slot has a tenant that could go on, as far as the host knows."""

@@ -67,7 +67,9 @@ class Stages:
                 limits.max_num_seqs, limits.max_num_batched_tokens, graphs_for_weights
             )
             mixed_inputs = CapturedInputs(device, states, blocks)
-            capturer = GraphCapturer(states, input_preparer, executor, graphs, mixed_inputs, shapes)
+            capturer = GraphCapturer(
+                states, input_preparer, executor, graphs, mixed_inputs, shapes, sampler
+            )
         return cls(
             device=device,
             states=states,

@@ -22,6 +22,57 @@ def _best_of_pieces_kernel(
     tl.store(best_id_ptr + row * num_pieces + piece, piece * PIECE + best_id)
 
 
+@triton.jit
+def update_row(
+    row,
+    token,
+    failed,
+    slots_ptr,
+    valid_ptr,
+    advance_ptr,
+    token_table_ptr,
+    num_computed_ptr,
+    num_known_ptr,
+    max_total_ptr,
+    finished_ptr,
+    stop_ids_ptr,
+    columns_ptr,
+    num_rows,
+    token_stride,
+    num_stops,
+    STOPS: tl.constexpr,
+):
+    """What follows from a row's token. Returns its slot and whether the token was appended.
+
+    Writes: the row's columns and its slot in the tables.
+    """
+    slot = tl.load(slots_ptr + row)
+    valid = tl.load(valid_ptr + row).to(tl.int32) != 0
+    known = tl.load(num_known_ptr + slot)
+    appended = valid & (failed == 0)
+    stop_lane = tl.arange(0, STOPS)
+    stops = tl.load(
+        stop_ids_ptr + slot * num_stops + stop_lane, mask=stop_lane < num_stops, other=-1
+    )
+    stopped = tl.max((stops == token).to(tl.int32), axis=0) != 0
+    full = known + 1 >= tl.load(max_total_ptr + slot)
+    finish = tl.where(failed, 3, tl.where(stopped, 1, tl.where(full, 2, 0)))
+    finish = tl.where(valid, finish, 0)
+    tl.store(columns_ptr + row, token)
+    tl.store(columns_ptr + num_rows + row, tl.where(appended, known, 0).to(tl.int32))
+    tl.store(columns_ptr + 2 * num_rows + row, finish)
+    tl.store(columns_ptr + 3 * num_rows + row, valid.to(tl.int32))
+    advance = tl.load(advance_ptr + row)
+    if advance > 0:
+        tl.store(num_computed_ptr + slot, tl.load(num_computed_ptr + slot) + advance)
+    if appended:
+        tl.store(token_table_ptr + slot * token_stride + known, token)
+        tl.store(num_known_ptr + slot, known + 1)
+    if finish > 0:
+        tl.store(finished_ptr + slot, tl.full((), 1, tl.int1))
+    return slot, appended
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _update_kernel(
     best_ptr,
@@ -52,30 +103,25 @@ def _update_kernel(
     token = tl.min(tl.where(x == best, ids, 2147483647), axis=0)
     failed = broken | (best == float("inf")) | (best == float("-inf"))
     token = tl.where(failed, 0, token)
-    slot = tl.load(slots_ptr + row)
-    valid = tl.load(valid_ptr + row).to(tl.int32) != 0
-    known = tl.load(num_known_ptr + slot)
-    appended = valid & (failed == 0)
-    stop_lane = tl.arange(0, STOPS)
-    stops = tl.load(
-        stop_ids_ptr + slot * num_stops + stop_lane, mask=stop_lane < num_stops, other=-1
+    update_row(
+        row,
+        token,
+        failed,
+        slots_ptr,
+        valid_ptr,
+        advance_ptr,
+        token_table_ptr,
+        num_computed_ptr,
+        num_known_ptr,
+        max_total_ptr,
+        finished_ptr,
+        stop_ids_ptr,
+        columns_ptr,
+        num_rows,
+        token_stride,
+        num_stops,
+        STOPS,
     )
-    stopped = tl.max((stops == token).to(tl.int32), axis=0) != 0
-    full = known + 1 >= tl.load(max_total_ptr + slot)
-    finish = tl.where(failed, 3, tl.where(stopped, 1, tl.where(full, 2, 0)))
-    finish = tl.where(valid, finish, 0)
-    tl.store(columns_ptr + row, token)
-    tl.store(columns_ptr + num_rows + row, tl.where(appended, known, 0).to(tl.int32))
-    tl.store(columns_ptr + 2 * num_rows + row, finish)
-    tl.store(columns_ptr + 3 * num_rows + row, valid.to(tl.int32))
-    advance = tl.load(advance_ptr + row)
-    if advance > 0:
-        tl.store(num_computed_ptr + slot, tl.load(num_computed_ptr + slot) + advance)
-    if appended:
-        tl.store(token_table_ptr + slot * token_stride + known, token)
-        tl.store(num_known_ptr + slot, known + 1)
-    if finish > 0:
-        tl.store(finished_ptr + slot, tl.full((), 1, tl.int1))
 
 
 def greedy_step(

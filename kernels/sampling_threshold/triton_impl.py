@@ -127,17 +127,22 @@ def select_kernel(
     stride,
     num_pieces,
     num_groups,
+    ONLY_TOP_K: tl.constexpr,
     PIECES: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """One program per row."""
+    """One program per row. ONLY_TOP_K: at least 1, and the other filters are off whatever their pointers say."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
-    min_p, top_p = tl.load(min_p_ptr + row), tl.load(top_p_ptr + row)
     top_k = tl.load(top_k_ptr + row)
+    if ONLY_TOP_K:
+        top_k = tl.maximum(top_k, 1)
+        min_p, top_p = tl.full((), 0.0, tl.float32), tl.full((), 1.0, tl.float32)
+    else:
+        min_p, top_p = tl.load(min_p_ptr + row), tl.load(top_p_ptr + row)
     best = row_best(piece_best_ptr, row, num_pieces, PIECES)
     has_k, has_p = top_k < vocab, top_p < 1.0
     threshold = tl.full((), float("-inf"), tl.float32)
@@ -205,49 +210,78 @@ def select(
     top_p: torch.Tensor,
     *,
     any_filter: bool = True,
-    search: bool = True,
-    mass: bool = False,
 ) -> Selection:
     """The thresholds of z = (logits - max) / temperature, and on the way the best tokens.
 
     Rows with a temperature below 0 are left out: all that is said of them is a threshold of -inf. `any_filter`:
-    whether any row has a filter. Without `search` rows stay undecided where no list tells. `mass`: of all rows, not
-    only of those that need it for their threshold.
+    whether any row has a filter.
 
     logits: [n, vocab] float32, rows dense. temperature, min_p, top_p: [n] float32. top_k: [n] int64.
     """
+    temperature, min_p, top_k, top_p = (
+        column.contiguous() for column in (temperature, min_p, top_k, top_p)
+    )
+    found = _best_of_pieces(logits, temperature, top_p, mass=False)
+    if not any_filter:
+        found.threshold.fill_(-torch.inf)
+        found.num_listed.fill_(UNLISTED.value)
+    elif logits.shape[0]:
+        _select(logits, (temperature, min_p, top_k, top_p), found, only_top_k=False)
+    return found
+
+
+def list_best(logits: torch.Tensor, wanted: torch.Tensor, num_best: torch.Tensor) -> Selection:
+    """Lists with the `num_best` largest logits of each row, and the mass of each piece at temperature 1.
+
+    Rows have no list where a list can't hold them, or where they are the whole row.
+
+    logits: [n, vocab] float32, rows dense. wanted: [n] float32, 1 or -1: left out. num_best: [n] int32.
+    """
+    found = _best_of_pieces(logits, wanted, wanted, mass=True)
+    if logits.shape[0]:
+        _select(logits, (wanted, wanted, num_best, wanted), found, only_top_k=True)
+    return found
+
+
+def _best_of_pieces(
+    logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, *, mass: bool
+) -> Selection:
+    """`mass`: of all rows, not only of those that need it for their threshold."""
     num_rows, vocab = logits.shape
     if logits.stride(-1) != 1:
         raise ValueError("the rows of logits must be dense")
     num_pieces = triton.cdiv(vocab, PIECE)
     found = _empty(num_rows, num_pieces, logits.device)
-    if num_rows == 0:
-        return found
-    temperature, min_p, top_k, top_p = (
-        column.contiguous() for column in (temperature, min_p, top_k, top_p)
-    )
-    num_groups = num_pieces * GROUPS_OF_PIECE
-    pieces_kernel[(num_rows, num_pieces)](
-        logits,
-        temperature,
-        top_p,
-        found.piece_best,
-        found.piece_ids,
-        found.piece_mass,
-        found.group_best,
-        vocab,
-        logits.stride(0),
-        num_pieces,
-        MASS=mass,
-        GROUPS=GROUPS_OF_PIECE,
-        GROUP=GROUP,
-    )
-    if not any_filter:
-        found.threshold.fill_(-torch.inf)
-        found.num_listed.fill_(UNLISTED.value)
-        return found
+    if num_rows:
+        pieces_kernel[(num_rows, num_pieces)](
+            logits,
+            temperature,
+            top_p,
+            found.piece_best,
+            found.piece_ids,
+            found.piece_mass,
+            found.group_best,
+            vocab,
+            logits.stride(0),
+            num_pieces,
+            MASS=mass,
+            GROUPS=GROUPS_OF_PIECE,
+            GROUP=GROUP,
+        )
+    return found
+
+
+def _select(
+    logits: torch.Tensor,
+    settings: tuple[torch.Tensor, ...],
+    found: Selection,
+    *,
+    only_top_k: bool,
+) -> None:
+    """Writes: thresholds and lists."""
+    num_rows, vocab = logits.shape
+    num_pieces, num_groups = found.piece_best.shape[1], found.group_best.shape[1]
     active = torch.empty((num_rows, num_groups), dtype=torch.int32, device=logits.device)
-    settings = (logits, temperature, min_p, top_k, top_p)
     rows = (found.group_best, active, found.ids, found.keys, found.threshold, found.num_listed)
     sizes = (vocab, logits.stride(0), num_pieces, num_groups)
     shapes = {
@@ -257,13 +291,21 @@ def select(
         "TILE": CAPACITY,
         "CAPACITY": CAPACITY,
     }
-    grid = (num_rows,)
-    select_kernel[grid](
-        *settings, found.piece_best, found.piece_mass, *rows, *sizes, **shapes, num_warps=8
+    select_kernel[(num_rows,)](
+        logits,
+        *settings,
+        found.piece_best,
+        found.piece_mass,
+        *rows,
+        *sizes,
+        ONLY_TOP_K=only_top_k,
+        **shapes,
+        num_warps=8,
     )
-    if search:
-        search_kernel[grid](*settings, found.piece_best, *rows, *sizes, **shapes, num_warps=16)
-    return found
+    if not only_top_k:
+        search_kernel[(num_rows,)](
+            logits, *settings, found.piece_best, *rows, *sizes, **shapes, num_warps=16
+        )
 
 
 def _empty(num_rows: int, num_pieces: int, device: torch.device) -> Selection:

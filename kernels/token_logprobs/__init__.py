@@ -26,3 +26,27 @@ def token_logprobs(
 
         return triton_impl.token_logprobs(logits, token_ids, num_top)
     return reference.token_logprobs(logits, token_ids, num_top)
+
+
+def write_logprobs(
+    logits: torch.Tensor,
+    wanted: torch.Tensor,
+    num_top: torch.Tensor,
+    token_ids: torch.Tensor,
+    ids: torch.Tensor,
+    logprobs: torch.Tensor,
+    ranks: torch.Tensor,
+) -> None:
+    """The same where rows ask for different numbers of best tokens, or for nothing.
+
+    logits: [m, vocab] float32, rows dense. wanted: [m] float32; below 0: not wanted. num_top: [m] int32, at most
+    w - 1. token_ids: [m]. Writes: ids [m, w] int32, -1 beyond num_top and where there are no more tokens,
+    logprobs [m, w] float32 (any strides, the same of both), ranks [m] int32; what isn't wanted is left as it is.
+    """
+    if logits.is_cuda:
+        from pillion.kernels.token_logprobs import triton_impl
+
+        implementation = triton_impl.write_logprobs
+    else:
+        implementation = reference.write_logprobs
+    implementation(logits, wanted, num_top, token_ids, ids, logprobs, ranks)

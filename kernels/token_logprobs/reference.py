@@ -21,3 +21,24 @@ def token_logprobs(
     ranks = (logits > own).sum(-1) + 1
     ids = torch.cat((own_ids, top_ids), dim=-1)
     return ids.to(torch.int32), logprobs, ranks.to(torch.int32)
+
+
+def write_logprobs(
+    logits: torch.Tensor,
+    wanted: torch.Tensor,
+    num_top: torch.Tensor,
+    token_ids: torch.Tensor,
+    ids: torch.Tensor,
+    logprobs: torch.Tensor,
+    ranks: torch.Tensor,
+) -> None:
+    """See `pillion.kernels.token_logprobs.write_logprobs`."""
+    rows = torch.nonzero(wanted >= 0.0)[:, 0]
+    width = ids.shape[1]
+    num_found = min(width - 1, logits.shape[1])
+    found, values, ranks[rows] = token_logprobs(logits[rows], token_ids[rows], num_found)
+    missing = (0, width - 1 - num_found)
+    found = torch.nn.functional.pad(found, missing, value=-1)
+    column = torch.arange(width, device=ids.device)
+    ids[rows] = found.masked_fill_(column > num_top[rows, None], -1)
+    logprobs[rows] = torch.nn.functional.pad(values, missing)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pillion.kernels.sampling_threshold.triton_impl import CAPACITY, PIECE, row_mass, select
+from pillion.kernels.sampling_threshold.triton_impl import CAPACITY, PIECE, list_best, row_mass
 from pillion.kernels.sampling_threshold.triton_rows import (
     NO_KEY,
     is_finite,
@@ -171,19 +171,12 @@ def write_logprobs(
     logprobs: torch.Tensor,
     ranks: torch.Tensor,
 ) -> None:
-    """The same with a number of best tokens for each row, and for the wanted rows alone.
-
-    logits: [m, vocab] float32, rows dense. wanted: [m] float32, 1 or -1. num_top: [m] int32, at most w - 1.
-    token_ids: [m]. Writes: ids [m, w] int32, -1 beyond num_top and where there are no more tokens, logprobs
-    [m, w] float32 (any strides, the same of both), ranks [m] int32; rows that aren't wanted are left as they are.
-    """
+    """See `pillion.kernels.token_logprobs.write_logprobs`."""
     num_rows, vocab = logits.shape
     if num_rows == 0:
         return
     token_ids, width = token_ids.contiguous(), ids.shape[1]
-    zero, one = torch.zeros_like(wanted), torch.ones_like(wanted)
-    top_k = num_top.clamp_min(1).to(torch.int64)
-    found = select(logits, wanted, zero, top_k, one, search=False, mass=True)
+    found = list_best(logits, wanted, num_top)
     num_pieces = triton.cdiv(vocab, PIECE)
     greater = torch.empty_like(found.piece_ids)
     _rank_kernel[(num_rows, num_pieces)](

@@ -39,6 +39,10 @@ class AllowedIds:
         """Whether any of these slots restricts its ids."""
         return bool(self._is_used_np[slots_np].any())
 
+    def rows(self) -> torch.Tensor:
+        """The bits of all slots on the device, [max_num_seqs, num_words] int32."""
+        return self._bitmask.rows()
+
     def apply(
         self, logits: torch.Tensor, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> None:

@@ -7,15 +7,14 @@ import numpy.typing as npt
 import torch
 
 from pillion.actors.gpu_worker.sampling.slot_table import SlotTable, upload
+from pillion.kernels.edit_logits import ANY_TOKEN, NO_WORD
 from pillion.messages.sampling import (
     MAX_BAD_WORD_SEQUENCES,
     MAX_BAD_WORD_TOKENS,
     TokenSampling,
 )
 
-_ANY: Final = -2  # in a word: matches every token
 _NOTHING: Final = -1  # in the recent tokens: before the first output token
-_NO_WORD: Final = -3  # in a word: matches no token
 
 
 class BadWords:
@@ -50,7 +49,7 @@ class BadWords:
             return
         if self._words is None:
             self._words = self._allocate()
-        words = np.full((len(sampling.bad_words), MAX_BAD_WORD_TOKENS), _ANY, np.int32)
+        words = np.full((len(sampling.bad_words), MAX_BAD_WORD_TOKENS), ANY_TOKEN, np.int32)
         for word, tokens in zip(words, sampling.bad_words, strict=True):
             word[MAX_BAD_WORD_TOKENS - len(tokens) :] = tokens
         self._words.write(slot, words)
@@ -71,6 +70,12 @@ class BadWords:
         """Whether any of these slots has bad words."""
         return bool(self._count_np[slots_np].any())
 
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Words and last output tokens of all slots on the device."""
+        if self._words is None:
+            self._words = self._allocate()
+        return self._words.rows(), self._recent
+
     def bans(
         self, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -83,7 +88,7 @@ class BadWords:
         last = words[:, :, -1]
         beginnings = words[:, :, :-1]
         recent = self._recent[slots, None, self._recent.shape[1] - (longest - 1) :]
-        matches = ((beginnings == recent) | (beginnings == _ANY)).all(-1)
+        matches = ((beginnings == recent) | (beginnings == ANY_TOKEN)).all(-1)
         return last.clamp_min(0).to(torch.int64), matches & (last >= 0)
 
     def observe(self, slots: torch.Tensor, token_ids: torch.Tensor, valid: torch.Tensor) -> None:
@@ -95,4 +100,4 @@ class BadWords:
 
     def _allocate(self) -> SlotTable:
         shape = (MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_TOKENS)
-        return SlotTable(self._max_num_seqs, shape, np.int32, _NO_WORD, self._device)
+        return SlotTable(self._max_num_seqs, shape, np.int32, NO_WORD, self._device)

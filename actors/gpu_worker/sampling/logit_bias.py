@@ -36,6 +36,10 @@ class LogitBias:
         """Whether any of these slots has a bias."""
         return bool(self._count_np[slots_np].any())
 
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and biases of all slots on the device, [max_num_seqs, MAX_LOGIT_BIAS] int64 and float32."""
+        return self._token_ids.rows(), self._biases.rows()
+
     def apply(
         self, logits: torch.Tensor, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> None:

@@ -54,6 +54,12 @@ class Logprobs:
         """Whether any of these slots wants log-probabilities."""
         return bool((self._num_top_np[slots_np] != _NOT_ASKED).any())
 
+    def wanted(self, slots_np: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int32], int] | None:
+        """Rows that ask for log-probabilities, and how many best tokens at the most; None if no row does."""
+        num_top_np = self._num_top_np[slots_np]
+        rows_np = np.flatnonzero(num_top_np != _NOT_ASKED)
+        return (rows_np.astype(np.int32), int(num_top_np.max())) if len(rows_np) else None
+
     def keep(self, logits: torch.Tensor, slots_np: npt.NDArray[np.integer]) -> RawLogits | None:
         """The raw logits of the rows that ask for log-probabilities; None if none does."""
         num_top_np = self._num_top_np[slots_np]

@@ -37,6 +37,10 @@ class MinTokens:
         """Whether any of these slots has stop ids that come too early for it."""
         return bool(self._count_np[slots_np].any())
 
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stop ids of all slots on the device, [max_num_seqs, MAX_END_TOKEN_IDS], and from where they may end."""
+        return self._stop_ids.rows(), self._first_end.rows()
+
     def bans(
         self, slots: torch.Tensor, slots_np: npt.NDArray[np.integer], positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:

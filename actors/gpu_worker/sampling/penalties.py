@@ -66,6 +66,12 @@ class Penalties:
         """Whether any of these slots has penalties."""
         return bool(self._is_used_np[slots_np].any())
 
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Counts [max_num_seqs + 1, vocab] int16 and strengths [max_num_seqs, 3] float32 of all slots on the device."""
+        if self._counts is None:
+            self._counts = self._allocate()
+        return self._counts, self._strengths.rows()
+
     def apply(
         self, logits: torch.Tensor, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> None:

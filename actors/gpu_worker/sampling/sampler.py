@@ -9,13 +9,16 @@ import torch
 
 from pillion.actors.gpu_worker.sampling.allowed_ids import AllowedIds
 from pillion.actors.gpu_worker.sampling.bad_words import BadWords
+from pillion.actors.gpu_worker.sampling.features import Features
 from pillion.actors.gpu_worker.sampling.logit_bias import LogitBias
 from pillion.actors.gpu_worker.sampling.logprobs import LogprobColumns, Logprobs, prompt_logprobs
 from pillion.actors.gpu_worker.sampling.min_tokens import MinTokens
 from pillion.actors.gpu_worker.sampling.penalties import Penalties
+from pillion.actors.gpu_worker.sampling.step_end import End, SamplerTables
 from pillion.actors.gpu_worker.sampling.token_choice import TokenChoice
 from pillion.actors.gpu_worker.sampling.token_masks import TokenMaskTable
 from pillion.kernels.ban_tokens import ban_tokens
+from pillion.kernels.edit_logits import EditTables
 from pillion.messages.sampling import (
     MAX_BAD_WORD_SEQUENCES,
     MAX_BAD_WORD_TOKENS,
@@ -70,7 +73,8 @@ class Sampler:
         self._penalties = Penalties(vocab_size, max_num_seqs, device, preallocate)
         self._min_tokens = MinTokens(max_num_seqs, device)
         self._bad_words = BadWords(max_num_seqs, device, preallocate)
-        self._logprobs = Logprobs(max_num_seqs)
+        self.logprobs = Logprobs(max_num_seqs)
+        self._features = Features(max_num_seqs, device)
 
     def add(
         self,
@@ -93,7 +97,8 @@ class Sampler:
         self._penalties.add(slot, sampling, token_ids, num_prompt_tokens)
         self._min_tokens.add(slot, sampling, num_prompt_tokens)
         self._bad_words.add(slot, sampling, token_ids, num_prompt_tokens)
-        self._logprobs.add(slot, sampling)
+        self.logprobs.add(slot, sampling)
+        self._features.add(slot, sampling)
 
     def release(self, slot: int) -> None:
         """Leaves nothing of the slot's tenant; releasing a free slot changes nothing."""
@@ -103,6 +108,7 @@ class Sampler:
         self._penalties.release(slot)
         self._min_tokens.release(slot)
         self._bad_words.release(slot)
+        self._features.release(slot)
 
     def sample(
         self,
@@ -118,7 +124,7 @@ class Sampler:
         their sequences that the sampled tokens will take. Writes: logits.
         """
         logits = logits[:, : self._vocab_size]
-        raw = self._logprobs.keep(logits, slots_np)
+        raw = self.logprobs.keep(logits, slots_np)
         self.masks.apply(logits, slots, slots_np)
         self._allowed_ids.apply(logits, slots, slots_np)
         self._logit_bias.apply(logits, slots, slots_np)
@@ -129,20 +135,41 @@ class Sampler:
             fallback_ids, fallback_logits = fallback
             nothing_left = (best == -math.inf) & (fallback_logits > -math.inf)
             token_ids = torch.where(nothing_left, fallback_ids.to(torch.int32), token_ids)
-        return Sampled(token_ids, None if raw is None else self._logprobs.compute(raw, token_ids))
+        return Sampled(token_ids, None if raw is None else self.logprobs.compute(raw, token_ids))
 
-    def is_greedy(self, slots_np: npt.NDArray[np.integer]) -> bool:
-        """Whether each of these slots just takes its best token of its mask, and nothing else is asked of it."""
-        features = (
-            self._choice,
+    def end_for(self, slots_np: npt.NDArray[np.integer]) -> End:
+        """The least that does what these slots ask for, token masks left out."""
+        edits = (
             self._allowed_ids,
             self._logit_bias,
             self._penalties,
             self._min_tokens,
             self._bad_words,
-            self._logprobs,
+            self.logprobs,
         )
-        return not any(feature.is_used(slots_np) for feature in features)
+        if any(edit.is_used(slots_np) for edit in edits):
+            return End.FULL
+        return End.SAMPLED if self._choice.is_used(slots_np) else End.GREEDY
+
+    def tables(self) -> SamplerTables:
+        """The tables on the device, which never move; brings there what the host has written since."""
+        bias_ids, biases = self._logit_bias.rows()
+        token_counts, strengths = self._penalties.rows()
+        stop_ids, first_end = self._min_tokens.rows()
+        bad_words, recent = self._bad_words.rows()
+        edits = EditTables(
+            self.masks.rows(),
+            self._allowed_ids.rows(),
+            bias_ids,
+            biases,
+            token_counts,
+            strengths,
+            stop_ids,
+            first_end,
+            bad_words,
+            recent,
+        )
+        return SamplerTables(*self._choice.rows(), self._features.rows(), edits)
 
     def observe(self, slots: torch.Tensor, token_ids: torch.Tensor, valid: torch.Tensor) -> None:
         """Remembers sampled tokens for penalties and bad words.

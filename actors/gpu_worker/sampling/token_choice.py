@@ -42,6 +42,10 @@ class TokenChoice:
         """Whether any of these slots is sampled, not greedy."""
         return bool(self._is_sampled_np[slots_np].any())
 
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Settings of all slots on the device, [max_num_seqs, 3] float32 and [max_num_seqs, 2] int64."""
+        return self._shape.rows(), self._integers.rows()
+
     def choose(
         self,
         logits: torch.Tensor,

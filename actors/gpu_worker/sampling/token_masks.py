@@ -84,6 +84,10 @@ class TokenMaskTable:
         )
         return missing
 
+    def rows(self) -> torch.Tensor:
+        """The newest masks of all slots on the device, [max_num_seqs, num_words] int32."""
+        return self._bitmask.rows()
+
     def apply(
         self, logits: torch.Tensor, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> None:

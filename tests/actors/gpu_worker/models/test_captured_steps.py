@@ -1,6 +1,7 @@
 """Captured steps that run ahead against the same plans, one step at a time and without graphs."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from tiny_models import load, make_reference
 
+from pillion.actors.gpu_worker.captured_ends import CapturedEnds
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.limits import WorkerLimits
 from pillion.actors.gpu_worker.models.loader import LoadedModel, num_weights
+from pillion.actors.gpu_worker.sampling.step_end import End, EndResult
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.codec import pack_ids, unpack_ids
@@ -38,19 +41,20 @@ BLOCK_SIZE = 8
 VOCAB_SIZE = 160
 
 
-def sampling(chance: random.Random) -> TokenSampling:
-    """Greedy most of the time, else everything at once."""
-    full = chance.random() < 0.2
+def sampling(chance: random.Random, end: End) -> TokenSampling:
+    """Greedy most of the time, else all that this end is enough for."""
+    full = end is End.FULL and chance.random() < 0.2
+    sampled = full or (end is End.SAMPLED and chance.random() < 0.5)
     needs_masks = chance.random() < 0.3
 
     def some(count: int) -> list[int]:
         return chance.sample(range(VOCAB_SIZE), count) if full and chance.random() < 0.3 else []
 
     return TokenSampling(
-        temperature=0.9 if full else 0.0,
-        top_k=chance.choice([0, 20]) if full else 0,
-        top_p=0.95 if full else 1.0,
-        min_p=0.01 if full else 0.0,
+        temperature=0.9 if sampled else 0.0,
+        top_k=chance.choice([0, 20]) if sampled else 0,
+        top_p=chance.choice([0.95, 1.0]) if sampled else 1.0,
+        min_p=chance.choice([0.01, 0.0]) if sampled else 0.0,
         presence_penalty=chance.choice([0.0, 0.5]) if full else 0.0,
         frequency_penalty=0.2 if full else 0.0,
         repetition_penalty=1.1 if full else 1.0,
@@ -58,7 +62,7 @@ def sampling(chance: random.Random) -> TokenSampling:
         stop_token_ids=[7],
         min_tokens=chance.choice([0, 4]) if full else 0,
         max_tokens=chance.randrange(1, 40),
-        logprobs=2 if chance.random() < 0.1 else None,
+        logprobs=chance.choice([0, 2, 7]) if end is End.FULL and chance.random() < 0.1 else None,
         prompt_logprobs=2 if chance.random() < 0.1 else None,
         logit_bias=dict.fromkeys(some(5), 2.0),
         # Together with a mask they might leave nothing.
@@ -131,7 +135,8 @@ class Planner:
 
     def seat(self, slot: int) -> NewSequence:
         chance = self.chance
-        params = sampling(chance)
+        # One kind after the other, so that there are steps for every end.
+        params = sampling(chance, tuple(End)[self.next_plan_id // 30 % 3])
         tokens = [chance.randrange(VOCAB_SIZE) for _ in range(chance.choice([1, 5, 30, 80]))]
         count = -(-LIMITS.max_model_len // BLOCK_SIZE)
         blocks, self.free_blocks = self.free_blocks[:count], self.free_blocks[count:]
@@ -236,14 +241,26 @@ def assert_close(
     got: SampledLogprobs | PromptLogprobs, want: SampledLogprobs | PromptLogprobs
 ) -> None:
     """The same rows, with the same log-probabilities but for the last digits."""
-    found, expected = (np.frombuffer(each.logprobs, np.float32) for each in (got, want))
+    told, others = (np.frombuffer(each.token_ids, np.int32) >= 0 for each in (got, want))
+    assert np.array_equal(told, others)
+    found, expected = (np.frombuffer(each.logprobs, np.float32)[told] for each in (got, want))
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family_name", ["llama", "qwen3", "mistral"])
-def test_graphs_that_run_ahead_answer_as_steps_one_by_one(family_name: str, tmp_path: Path) -> None:
+def test_graphs_that_run_ahead_answer_as_steps_one_by_one(
+    family_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_reference(family_name).save_pretrained(tmp_path)
     loaded = load(tmp_path, torch.device("cuda", 0))
+    ends: Counter[End] = Counter()
+    replay = CapturedEnds.replay
+
+    def counted(self: CapturedEnds, end: End) -> EndResult:
+        ends[end] += 1
+        return replay(self, end)
+
+    monkeypatch.setattr(CapturedEnds, "replay", counted)
     captured, plain = build(loaded, with_graphs=True), build(loaded, with_graphs=False)
     planner = Planner(random.Random(len(family_name)))
     num_tokens = 0
@@ -265,6 +282,7 @@ def test_graphs_that_run_ahead_answer_as_steps_one_by_one(family_name: str, tmp_
         planner.learn(outputs)
     assert num_tokens > 1000
     assert planner.num_masked > 100
+    assert all(ends[end] > 20 for end in End), ends
 
 
 def test_a_model_in_bfloat16_lives_through_it_too(tmp_path: Path) -> None:
