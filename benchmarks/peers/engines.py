@@ -16,9 +16,11 @@ ENVIRONMENTS = {
     "vllm": {
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
     },
-    "sglang": {"HF_HUB_OFFLINE": "1"},
+    "sglang": {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
 }
 
 

@@ -60,7 +60,6 @@ class RingWorker:
     """The worker's core as the ring's engine looks at it."""
 
     crashed = False
-    shared: frozenset[tuple[int, int]] = frozenset()
 
     def __init__(self, stages: Stages, worker: Worker) -> None:
         self.core = worker
