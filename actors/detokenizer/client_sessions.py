@@ -58,9 +58,8 @@ class ClientSessions:
         self.by_id: dict[int, Session] = {}
         self.replies: list[tuple[int, DaemonToClient]] = []
         self._slow: dict[int, Session] = {}
-        self._silent: dict[
-            int, int
-        ] = {}  # session -> by when it must have said Hello, in this order
+        # By session: until when it must have said Hello, in this order.
+        self._silent: dict[int, int] = {}
         # Connections to close once what was sent to them has left.
         self.hang_ups: list[int] = []
         self._shares: dict[str, tuple[int, int]] = {}  # fairness key -> client key, sessions

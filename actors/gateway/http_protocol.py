@@ -15,6 +15,8 @@ from pillion.actors.gateway.request_parser import RequestParser
 # From the first byte of a request, or from connecting, to the end of its headers.
 HEADERS_TIMEOUT_S: Final = 30.0
 KEEP_ALIVE_S: Final = 75
+# Behind an answer's end: a client that takes none of what waits for so long is given up.
+UNSENT_S: Final = 30.0
 # What a buggy or hostile client may send as a request line and headers.
 MAX_HEADER_BYTES: Final = 64 * 1024
 # Of bodies that a client sends ahead while it still waits for an answer; while there is more of it, nothing is read
@@ -42,6 +44,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._parsed_header_bytes = 0
         self._in_headers = False
         self._lingers = False  # all is answered that will be
+        self._in_body = False
+        self._rest_timer: asyncio.TimerHandle | None = None
+        self._unsent_timer: asyncio.TimerHandle | None = None
         # Those that are not answered: the first is being served, the others were sent ahead.
         self._cycles: deque[RequestResponseCycle] = deque()
 
@@ -53,6 +58,9 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio."""
         self._stop_timer()
+        for timer in (self._rest_timer, self._unsent_timer):
+            if timer is not None:
+                timer.cancel()
         # uvicorn tells only the last one.
         for cycle in self._cycles:
             if not cycle.response_complete:
@@ -93,6 +101,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Called by the parser."""
         self._stop_timer()
         self._in_headers = False
+        self._in_body = True
         self._header_bytes = 0
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self, self.cycle)
@@ -102,13 +111,20 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
+        self._in_body = False
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
         if not self.parser.is_cut_short:
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Called by uvicorn; nothing more is served on a connection that is being closed."""
-        if not self._lingers:
-            super().on_response_complete()
+        if self._lingers:
+            return
+        if self._in_body and self.cycle.response_complete:
+            self._rest_timer = self.loop.call_later(LINGER_S, self._give_up)
+        self._watch_unsent()
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for what is no HTTP, or when a method above has refused it."""
@@ -146,6 +162,18 @@ class GatewayProtocol(HttpToolsProtocol):
         body = error.body("openai")
         self.transport.write(_HEADERS_TOO_LARGE % len(body) + body)
         self.linger()
+
+    def _watch_unsent(self, before: int | None = None) -> None:
+        """To close in order waits for the client to read, and the kernel has no limit for a Unix socket."""
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+        waiting = self.transport.get_write_buffer_size()
+        if not waiting or not self.cycle.response_complete:  # one that goes on has its own limit
+            return
+        if before is not None and waiting >= before:
+            self._give_up()
+        else:
+            self._unsent_timer = self.loop.call_later(UNSENT_S, self._watch_unsent, waiting)
 
     def _expect_headers(self) -> None:
         self._stop_timer()

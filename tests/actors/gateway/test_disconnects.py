@@ -218,6 +218,66 @@ async def test_a_body_that_never_ends_is_answered(
     assert (await client.receive()).status == 408
 
 
+async def test_the_rest_of_a_body_that_is_answered_is_not_awaited_for_long(
+    rig: GatewayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then is enough to keep a connection from being idle."""
+    monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(http_protocol, "LINGER_S", 0.1)
+    client = await rig.client()
+    client.writer.write(b"POST %s HTTP/1.1\r\ncontent-length: 100000\r\n\r\n{" % PATH.encode())
+    assert (await client.receive()).status == 408
+    ending = asyncio.ensure_future(client.reader.read())
+    async with asyncio.timeout(DEADLINE_S):
+        while not ending.done():
+            client.writer.write(b" ")
+            await asyncio.wait([ending], timeout=0.02)
+
+
+async def test_a_body_that_is_late_but_whole_keeps_its_connection(
+    rig: GatewayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(http_protocol, "LINGER_S", 0.3)
+    client = await rig.client()
+    client.writer.write(b"POST %s HTTP/1.1\r\ncontent-length: 10\r\n\r\n{" % PATH.encode())
+    assert (await client.receive()).status == 408
+    client.writer.write(b" " * 9)
+    await asyncio.sleep(0.5)
+    assert (await client.ask("GET", "/live")).status == 200
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+async def test_an_answer_that_nobody_reads_is_dropped(
+    rig: GatewayRig, monkeypatch: pytest.MonkeyPatch, connection: str
+) -> None:
+    monkeypatch.setattr(http_protocol, "UNSENT_S", 0.2)
+    server = HttpServer(make_app(rig.gateway))
+    path = rig.path.with_name("unread.sock")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        await server.listen(listening.detach())
+    client, slow = await HttpClient.connect(path), await HttpClient.connect(path)
+    for each in (client, slow):
+        assert (await each.ask("GET", "/live")).status == 200
+    assert len(server._state.connections) == 2
+    client.writer.transport.pause_reading()
+    body = CHAT % (b"word " * 400_000, b"false")
+    client.send("POST", PATH, body, {"connection": connection})
+    slow.send("POST", PATH, body)
+    await seen(rig, "requests", 2)
+    await ended(rig, finished=2)
+    num_read = 0
+    async with asyncio.timeout(20):
+        while num_read < 2_000_000:
+            num_read += len(await slow.reader.read(50_000))
+            await asyncio.sleep(0.02)
+    assert len(server._state.connections) == 1
+    client.hang_up()
+    slow.hang_up()
+    await server.close()
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_that_is_too_large_is_refused(
     rig: GatewayRig, monkeypatch: pytest.MonkeyPatch, chunked: bool
