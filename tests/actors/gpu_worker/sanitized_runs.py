@@ -6,15 +6,19 @@ usage: compute-sanitizer ... python sanitized_runs.py kernels|steps|planted FOLD
 meant for PYTORCH_NO_CUDA_MEMORY_CACHING=1: each tensor then is an allocation of its own, whose end the tool knows.
 """
 
+import contextlib
 import inspect
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 import test_triton as kernel_tests
+import test_triton_sampling as sampling_tests
 import torch
 import triton
 import triton.language as tl
@@ -35,27 +39,57 @@ def kernels(end: float) -> int:
             if num_run >= len(_kernel_tests()) and time.monotonic() > end:
                 return num_run
             torch.manual_seed(0)
-            run()
+            with contextlib.suppress(pytest.skip.Exception):
+                run()
             num_run += 1
     return num_run
 
 
 def _kernel_tests() -> list[Callable[..., None]]:
-    return [test for name, test in vars(kernel_tests).items() if name.startswith("test_")]
+    """All that need nothing of pytest but the device and their cases."""
+    tests = [*vars(kernel_tests).items(), *vars(sampling_tests).items()]
+    return [
+        test for name, test in tests if name.startswith("test_") and not _others(test, _marks(test))
+    ]
+
+
+def _marks(test: Callable[..., None]) -> list[tuple[Sequence[str], Sequence[Any]]]:
+    """The names and values of the test's cases."""
+    marks = [mark.args for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+    return [
+        ((names,), [(value,) for value in values]) if isinstance(names, str) else (names, values)
+        for names, values in marks
+    ]
+
+
+def _others(
+    test: Callable[..., None], marks: list[tuple[Sequence[str], Sequence[Any]]]
+) -> set[str]:
+    """What else the test wants."""
+    known = {"device", "dtype", *(name for names, _ in marks for name in names)}
+    return set(inspect.signature(test).parameters) - known
 
 
 def _cases() -> Iterator[Iterator[Run]]:
     """The cases of each kernel's test, as pytest would run them on the device."""
     for test in _kernel_tests():
-        fixed: dict[str, object] = {"device": DEVICE}
-        if "dtype" in inspect.signature(test).parameters:
-            fixed["dtype"] = torch.bfloat16
-        (mark,) = test.pytestmark  # type: ignore[attr-defined]
-        names, values = mark.args
-        if isinstance(names, str):
-            names, values = (names,), [(value,) for value in values]
+        wanted = inspect.signature(test).parameters
+        fixed = {"device": DEVICE, "dtype": torch.bfloat16}
+        fixed = {name: value for name, value in fixed.items() if name in wanted}
+        marks = _marks(test)
         yield iter(
-            [partial(test, **fixed, **dict(zip(names, value, strict=True))) for value in values]
+            [
+                partial(
+                    test,
+                    **fixed,
+                    **{
+                        name: value
+                        for (names, _), row in zip(marks, rows, strict=True)
+                        for name, value in zip(names, row, strict=True)
+                    },
+                )
+                for rows in itertools.product(*(values for _, values in marks))
+            ]
         )
 
 
