@@ -91,7 +91,7 @@ class CapturedEnds:
         return captured.result
 
     def capture(self, end: End) -> None:
-        """Takes milliseconds, and waits for the device."""
+        """Waits for the device."""
         capturer = self._capturer
         results = [capturer.run_masked(end, self._logits, self._rows) for _ in range(2)]
         self._ends[end] = itertools.cycle(

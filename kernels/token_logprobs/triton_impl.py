@@ -20,6 +20,7 @@ from pillion.kernels.token_logprobs import reference
 
 _MIN_LOGPROB = tl.constexpr(reference.MIN_LOGPROB)
 _NO_ID = tl.constexpr(2147483647)
+_COLUMNS = 128  # that are emptied at once
 
 
 @triton.jit(do_not_specialize=["token_ids_ptr", "wanted_ptr"])
@@ -67,7 +68,14 @@ def _logprob(z, log_mass):
 
 
 @triton.jit(
-    do_not_specialize=["token_ids_ptr", "wanted_ptr", "num_top_ptr", "row_stride", "top_stride"]
+    do_not_specialize=[
+        "token_ids_ptr",
+        "wanted_ptr",
+        "num_top_ptr",
+        "row_stride",
+        "top_stride",
+        "width",
+    ]
 )
 def _finish_kernel(
     logits_ptr,
@@ -91,7 +99,7 @@ def _finish_kernel(
     width,
     PIECES: tl.constexpr,
     CAPACITY: tl.constexpr,
-    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """One program per row."""
     row = tl.program_id(0).to(tl.int64)
@@ -113,10 +121,11 @@ def _finish_kernel(
         tl.store(out_logprobs_ptr + at, _logprob(own - best, log_mass))
 
         num_top = tl.load(num_top_ptr + row)
-        column = tl.arange(0, WIDTH)
-        unused = (column > num_top) & (column < width)
-        tl.store(out_ids_ptr + at + column * top_stride, -1, mask=unused)
-        tl.store(out_logprobs_ptr + at + column * top_stride, 0.0, mask=unused)
+        for first in range(0, width, COLUMNS):
+            column = first + tl.arange(0, COLUMNS)
+            unused = (column > num_top) & (column < width)
+            tl.store(out_ids_ptr + at + column * top_stride, -1, mask=unused)
+            tl.store(out_logprobs_ptr + at + column * top_stride, 0.0, mask=unused)
         nth = tl.full((), 1, tl.int32)
         token = tl.full((), -1, tl.int32)
         count = tl.load(count_ptr + row)
@@ -204,6 +213,6 @@ def write_logprobs(
         width,
         PIECES=triton.next_power_of_2(num_pieces),
         CAPACITY=CAPACITY,
-        WIDTH=triton.next_power_of_2(width),
+        COLUMNS=_COLUMNS,
         num_warps=8,
     )

@@ -72,13 +72,11 @@ def test_lists_are_found_where_they_should_be(device: torch.device) -> None:
         assert torch.equal(ids.sort().values, ids)
 
 
-@pytest.mark.parametrize("passes", [0, 1])
-def test_rows_without_a_list_are_searched(
-    device: torch.device, passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Top-k beyond the number of groups, with and without values to choose eighths from."""
-    generator = torch.Generator().manual_seed(passes)
-    scaled = torch.randn(4, 3000, generator=generator) * (1e-4, 30.0)[passes]
+@pytest.mark.parametrize("spread", [1e-4, 30.0])
+def test_rows_without_a_list_are_searched(device: torch.device, spread: float) -> None:
+    """Top-k beyond the number of groups, of logits close together and far apart, and of two that all tie."""
+    generator = torch.Generator().manual_seed(1)
+    scaled = torch.randn(4, 3000, generator=generator) * spread
     scaled -= scaled.amax(-1, keepdim=True)
     scaled[3] = -math.inf
     scaled[3, 1500:] = 0.0
