@@ -184,7 +184,8 @@ def write_logprobs(
     num_rows, vocab = logits.shape
     if num_rows == 0:
         return
-    token_ids, width = token_ids.contiguous(), ids.shape[1]
+    # One type, so that no variant is compiled when a prompt's tokens are first asked for.
+    token_ids, width = token_ids.to(torch.int32).contiguous(), ids.shape[1]
     found = list_best(logits, wanted, num_top)
     num_pieces = triton.cdiv(vocab, PIECE)
     greater = torch.empty_like(found.piece_ids)
