@@ -65,13 +65,14 @@ def answers(llm: LLM) -> list[list[int]]:
     ]
 
 
+@pytest.fixture(scope="class")
+def llm(gguf: Path) -> Iterator[LLM]:
+    with start(gguf, "bfloat16") as engine:
+        yield engine
+
+
 class TestBfloat16:
     pytestmark = on_cuda
-
-    @pytest.fixture(scope="class")
-    def llm(self, gguf: Path) -> Iterator[LLM]:
-        with start(gguf, "bfloat16") as engine:
-            yield engine
 
     def test_the_text_is_that_of_float32_as_far_as_choices_are_clear(self, llm: LLM) -> None:
         found = answers(llm)
