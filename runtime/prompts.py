@@ -149,7 +149,7 @@ def _checked_token_id(value: Any, name: str) -> int:
     token_id = int(value)
     if not 0 <= token_id <= MAX_TOKEN_ID:
         raise InvalidRequest(
-            f"{name} must lie between 0 and {MAX_TOKEN_ID} and inside the vocabulary, got {token_id}",
+            f"{name} takes token ids from 0 to {MAX_TOKEN_ID}, inside the vocabulary, got {token_id}",
             name,
         )
     return token_id

@@ -1,6 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients call them."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -39,6 +39,8 @@ from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import GenerateRequest, TokenizeRequest
 from pillion.runtime.errors import DaemonUnavailable, RequestError
 
+_RENAMED: Final = {"stop": "stop_sequences", STRUCTURE: "output_config"}
+
 
 async def messages(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
     """Answers a conversation, whole or as a stream."""
@@ -51,12 +53,12 @@ async def messages(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
             async with Answers(gateway.link, [generate], generation) as answers:
                 if request.stream:
                     shape = MessageStream(gateway.model_name, new_id("msg_"))
-                    await stream_answers(exchange, answers, shape, body.headers)
+                    await stream_answers(exchange, answers, shape, body.headers, _RENAMED)
                 else:
                     reply = await _whole(gateway.model_name, answers)
                     await exchange.reply(200, msgspec.json.encode(reply), body.headers)
         except (RequestError, DaemonUnavailable) as error:
-            raise http_error_of(error) from error
+            raise http_error_of(error, _RENAMED) from error
 
 
 async def count_tokens(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
@@ -109,7 +111,8 @@ def _sampling(request: MessagesRequest) -> SamplingParams:
     if request.output_config is not None:
         form, place = request.output_config.format, "output_config.format"
         fields[STRUCTURE] = structure_of_format(form, place, "output_config")
-    return make_params({name: value for name, value in fields.items() if value is not None})
+    given = {name: value for name, value in fields.items() if value is not None}
+    return make_params(given, _RENAMED)
 
 
 def _template_arguments(request: ConversationFields) -> dict[str, Any] | None:

@@ -112,7 +112,7 @@ def _without_late_writes(app: ASGIApp) -> ASGIApp:
 def _not_found(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def answer(request: Request, _: Exception) -> Response:
         message = f"there is no route {request.method} {request.url.path[:200]}"
-        return _routing_error(gateway, HttpError(404, message, code="not_found"))
+        return _routing_error(gateway, request, HttpError(404, message, code="not_found"))
 
     return answer
 
@@ -121,16 +121,18 @@ def _not_allowed(gateway: Gateway) -> Callable[[Request, Exception], Awaitable[R
     async def answer(request: Request, _: Exception) -> Response:
         methods = [spec.method for spec in ROUTES if spec.path == request.scope["route"].path]
         message = f"{request.url.path[:200]} takes {' or '.join(methods)}, not {request.method}"
-        response = _routing_error(gateway, HttpError(405, message, code="method_not_allowed"))
+        error = HttpError(405, message, code="method_not_allowed")
+        response = _routing_error(gateway, request, error)
         response.headers["allow"] = ", ".join(methods)
         return response
 
     return answer
 
 
-def _routing_error(gateway: Gateway, error: HttpError) -> Response:
+def _routing_error(gateway: Gateway, request: Request, error: HttpError) -> Response:
     gateway.metrics.count_response("any", "other", error.status, 0.0)
-    return Response(error.body("openai"), error.status, media_type="application/json")
+    headers = {"x-request-id": _request_id(request.scope)}
+    return Response(error.body("openai"), error.status, headers, "application/json")
 
 
 def _request_id(scope: Scope) -> str:

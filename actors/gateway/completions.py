@@ -83,9 +83,9 @@ def _ids_prompt(token_ids: list[Any], place: str) -> Prompt:
     if not token_ids:
         raise invalid(f"{place}: there must be at least one token id", "prompt")
     try:
-        return Prompt(token_ids=pack_token_ids(token_ids))
+        return Prompt(token_ids=pack_token_ids(token_ids, place))
     except InvalidRequest as error:
-        raise invalid(f"{place}: {error}", "prompt") from error
+        raise invalid(str(error), "prompt") from error
 
 
 def _generation(

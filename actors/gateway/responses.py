@@ -11,7 +11,7 @@ from pillion.actors.gateway.chat_completions import template_arguments
 from pillion.actors.gateway.events import stream_answers
 from pillion.actors.gateway.exchange import Exchange
 from pillion.actors.gateway.gateway import Gateway, new_id
-from pillion.actors.gateway.http_errors import HttpError, http_error_of
+from pillion.actors.gateway.http_errors import http_error_of
 from pillion.actors.gateway.response_builder import ResponseBuilder
 from pillion.actors.gateway.response_stream import ResponseStream
 from pillion.actors.gateway.responses_input import (
@@ -87,11 +87,7 @@ def _sampling(request: ResponsesRequest) -> SamplingParams:
         fields["logprobs"] = request.top_logprobs or 0
     if request.text is not None:
         fields[STRUCTURE] = structure_of_format(request.text.format, "text.format", "text")
-    try:
-        return make_params(fields)
-    except HttpError as error:
-        error.param = _RENAMED.get(error.param or "", error.param)
-        raise
+    return make_params(fields, _RENAMED)
 
 
 def _begun(model: str, request: ResponsesRequest) -> Response:

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Final
 
-from pillion.actors.gateway.http_errors import HttpError, invalid, unsupported
+from pillion.actors.gateway.http_errors import http_error_of, invalid, unsupported
 from pillion.actors.gateway.openai_requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -11,6 +11,7 @@ from pillion.actors.gateway.openai_requests import (
 )
 from pillion.actors.gateway.structure_fields import structure_of
 from pillion.messages.sampling import SamplingParams
+from pillion.runtime.errors import InvalidRequest
 
 # Fields that SamplingParams has under the same name.
 _SAME_NAMES: Final = (
@@ -51,14 +52,10 @@ def chat_sampling(request: ChatCompletionRequest) -> SamplingParams:
         raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     if request.logprobs:
         fields["logprobs"] = request.top_logprobs or 0
-    try:
-        return make_params(fields)
-    except HttpError as error:
-        if error.param == "logprobs":
-            error.param = "top_logprobs"
-        elif error.param == "max_tokens" and request.max_completion_tokens is not None:
-            error.param = "max_completion_tokens"
-        raise
+    renamed = {"logprobs": "top_logprobs"}
+    if request.max_completion_tokens is not None:
+        renamed["max_tokens"] = "max_completion_tokens"
+    return make_params(fields, renamed)
 
 
 def completion_sampling(request: CompletionRequest) -> SamplingParams:
@@ -77,13 +74,16 @@ def completion_sampling(request: CompletionRequest) -> SamplingParams:
     return make_params(fields)
 
 
-def make_params(fields: dict[str, Any]) -> SamplingParams:
-    """SamplingParams of checked fields. Raises HttpError 400 naming the field."""
+def make_params(fields: dict[str, Any], renamed: dict[str, str] | None = None) -> SamplingParams:
+    """SamplingParams of checked fields. Raises HttpError 400 naming the field.
+
+    `renamed`: the names that fields have in this API.
+    """
     try:
         return SamplingParams(**fields)
     except ValueError as error:
         name = re.match(r"\w+", str(error))  # the message begins with it
-        raise invalid(str(error), name and name[0]) from error
+        raise http_error_of(InvalidRequest(str(error), name and name[0]), renamed) from error
 
 
 def _fields(request: SamplingFields) -> dict[str, Any]:

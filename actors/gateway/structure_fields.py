@@ -23,7 +23,7 @@ _RESPONSE_FORMAT: Final = "response_format"
 def structure_field(request: SamplingFields) -> str | None:
     """The field that asks for a form. Raises HttpError 400 if several do."""
     given = [name for name in (STRUCTURE, *_OLDER) if getattr(request, name) is not None]
-    if (request.response_format or {}).get("type", "text") != "text":
+    if request.response_format and request.response_format.get("type") != "text":
         given.append(_RESPONSE_FORMAT)
     if len(given) > 1:
         raise invalid(f"{' and '.join(given)} exclude each other", given[-1])
@@ -39,8 +39,11 @@ def structure_of(request: SamplingFields) -> StructuredOutputsParams | None:
         return _of_response_format(request.response_format or {})
     value = getattr(request, name)
     fields = value if name == STRUCTURE else {_OLDER[name]: value}
+    known = StructuredOutputsParams.__struct_fields__
+    if unknown := sorted(set(fields).difference(known)):
+        raise invalid(f"{name} has no field {unknown[0]!r:.80}, it takes {', '.join(known)}", name)
     try:
-        return StructuredOutputsParams(**_flat(fields))
+        return StructuredOutputsParams(**_flat(fields, name))
     except (ValueError, TypeError) as error:
         raise invalid(str(error), name) from error
 
@@ -49,7 +52,7 @@ def structure_of_format(
     form: dict[str, Any] | None, place: str, param: str
 ) -> StructuredOutputsParams | None:
     """The form that an object with a `type` and a `schema` asks for. Raises HttpError 400."""
-    kind = (form or {}).get("type", "text")
+    kind = form.get("type") if form else "text"
     if kind == "text":
         return None
     if kind == "json_object":
@@ -63,7 +66,7 @@ def structure_of_format(
         raise invalid(
             f"{place}.schema must be a JSON schema, which is an object, got {schema!r:.80}", param
         )
-    return StructuredOutputsParams(**_flat({"json": schema}))
+    return StructuredOutputsParams(**_flat({"json": schema}, param))
 
 
 def _of_response_format(form: dict[str, Any]) -> StructuredOutputsParams | None:
@@ -76,7 +79,7 @@ def _of_response_format(form: dict[str, Any]) -> StructuredOutputsParams | None:
     return structure_of_format({**form, "schema": schema}, place, _RESPONSE_FORMAT)
 
 
-def _flat(fields: dict[str, Any]) -> dict[str, Any]:
+def _flat(fields: dict[str, Any], param: str) -> dict[str, Any]:
     """With a schema as text: however deep it is, it travels well."""
     schema = fields.get("json")
     if not isinstance(schema, dict):
@@ -84,4 +87,4 @@ def _flat(fields: dict[str, Any]) -> dict[str, Any]:
     try:
         return {**fields, "json": msgspec.json.encode(schema).decode()}
     except RecursionError as error:
-        raise invalid("a JSON schema is nested too deeply", STRUCTURE) from error
+        raise invalid(f"{param}: the JSON schema is nested too deeply", param) from error

@@ -70,6 +70,12 @@ def arguments_rules(functions: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def labelled_schemas(functions: Sequence[dict[str, Any]]) -> str:
+    """A grammar with the arguments of each function, whether it is strict or not."""
+    rules = arguments_rules([{**function, "strict": True} for function in functions])
+    return f"start: {one_of('args', functions)}\n{rules}"
+
+
 def label(function: dict[str, Any]) -> str:
     """The comment above rules that hold to a function's schema."""
     return f"{LABEL}function {quoted(function['name'])}\n"

@@ -1,15 +1,16 @@
 """What a request demands of the form of its answers, whichever of its fields says so."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pillion.actors.detokenizer.answer_plan import AnswerPlan
-from pillion.actors.detokenizer.grammars.call_rules import json_rule, refusal
+from pillion.actors.detokenizer.grammars.call_rules import json_rule, labelled_schemas, refusal
 from pillion.actors.detokenizer.grammars.source import (
     MAX_SOURCE_CHARS,
     PARAM,
+    WHITESPACE,
     GrammarSource,
     source_of,
 )
@@ -17,7 +18,7 @@ from pillion.actors.detokenizer.grammars.strict_calls import strict_grammar
 from pillion.actors.detokenizer.tokenizer import Tokenizer
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.structured_outputs import StructuredOutputsParams
-from pillion.runtime.errors import RequestError
+from pillion.runtime.errors import InvalidRequest, RequestError
 
 _TOOLS: Final = "tools"
 
@@ -40,14 +41,8 @@ def demand_of(
 
     Raises RequestError if the model's tokens do not allow it.
     """
-    strict = answer is not None and answer.tools.may_be_strict
-    schema = None if answer is None else answer.tools.json_schema
-    structure, param = params.structured_outputs, PARAM
-    if schema is not None:
-        structure, param = StructuredOutputsParams(json=schema), _TOOLS
-    if strict:
-        param = _TOOLS
-    elif structure is None:
+    source, param = _source(tokenizer, params.structured_outputs, answer)
+    if source is None:
         return None
     if not tokenizer.can_spell:
         raise RequestError(
@@ -56,10 +51,6 @@ def demand_of(
             "unsupported",
             param,
         )
-    form = None if structure is None else source_of(structure)
-    source = _with_strict_calls(tokenizer, answer, form) if strict and answer else form
-    if source is None:
-        return None
     if answer is None:
         return GrammarDemand(source, param, False, [], [])
     openings = answer.reasoning_openings
@@ -68,16 +59,42 @@ def demand_of(
         param=param,
         may_reason=bool(openings),
         reasoning_ids=_ids(tokenizer, openings),
-        call_ids=[] if strict else _ids(tokenizer, answer.call_openings),
+        call_ids=[] if param == _TOOLS else _ids(tokenizer, answer.call_openings),
+    )
+
+
+def _source(
+    tokenizer: Tokenizer, structure: StructuredOutputsParams | None, answer: AnswerPlan | None
+) -> tuple[GrammarSource | None, str]:
+    """The grammar, if any is asked for, and the field that asks for it."""
+    forced = None if answer is None else answer.tools.json_schema
+    if answer is not None and answer.tools.may_be_strict:
+        return _with_strict_calls(tokenizer, answer, structure), _TOOLS
+    if answer is not None and forced is not None:
+        return _forced_calls(forced, answer.tools.functions), _TOOLS
+    return None if structure is None else source_of(structure), PARAM
+
+
+def _forced_calls(schema: dict[str, Any], functions: Sequence[dict[str, Any]]) -> GrammarSource:
+    """The grammar of an answer that calls and does nothing else."""
+    text = json.dumps(schema, ensure_ascii=False)
+    if len(text) > MAX_SOURCE_CHARS:
+        raise InvalidRequest(
+            f"{_TOOLS}: the schemas together may have {MAX_SOURCE_CHARS} characters, got {len(text)}",
+            _TOOLS,
+        )
+    return GrammarSource(
+        kind="json", text=text, whitespace=WHITESPACE, parts=labelled_schemas(functions)
     )
 
 
 def _with_strict_calls(
-    tokenizer: Tokenizer, answer: AnswerPlan, form: GrammarSource | None
+    tokenizer: Tokenizer, answer: AnswerPlan, structure: StructuredOutputsParams | None
 ) -> GrammarSource:
     """The grammar of calls that hold to their schemas, around text or beside a form of the answer."""
     rule = None
-    if form is not None:
+    if structure is not None:
+        form = source_of(structure)
         schema = json.loads(form.text) if form.kind == "json" else None
         if not isinstance(schema, dict):
             raise refusal("the form of the answer beside it is no JSON schema")

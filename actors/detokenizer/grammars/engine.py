@@ -112,14 +112,12 @@ class GrammarEngine:
     def compile(self, source: GrammarSource) -> llguidance.LLMatcher:
         """A matcher at the beginning, to be copied. Raises GrammarError, with what is wrong."""
         try:
-            matcher = llguidance.LLMatcher(
-                self._tokenizer, _grammar(source), log_level=0, limits=_LIMITS
-            )
+            matcher = self._matcher(_grammar(source))
         except (ValueError, TypeError, RecursionError) as error:
             raise GrammarError(_shortened(str(error))) from error
         if matcher.is_error():
             said = matcher.get_error()
-            raise GrammarError(_of_schema(said, source) or _shortened(said))
+            raise GrammarError(_of_schema(said, source.text) or self._blaming(source, said))
         return matcher
 
     def start(
@@ -134,11 +132,27 @@ class GrammarEngine:
         """
         return Matcher(compiled.deep_copy(), self._vocab_size, end_ids, opening_ids)
 
+    def _matcher(self, grammar: Any) -> llguidance.LLMatcher:
+        return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+
+    def _blaming(self, source: GrammarSource, why: str) -> str:
+        """The complaint, about the one of its parts that is no good where a source has parts."""
+        labels = [line for line in source.parts.split("\n") if line.startswith(LABEL)]
+        if len(labels) == 1:
+            return _about(labels[0], why)
+        if labels:
+            parts = self._matcher(llguidance.LLMatcher.grammar_from_lark(source.parts))
+            return _of_schema(parts.get_error(), source.parts) or _shortened(why)
+        return _shortened(why)
+
     def check(self, source: GrammarSource) -> None:
         """Compiles and begins. Raises GrammarError for what does not work or matches nothing."""
         matcher = self.start(self.compile(source), ())
         if not matcher.is_complete:
-            matcher.mask()
+            try:
+                matcher.mask()
+            except GrammarError as error:
+                raise GrammarError(self._blaming(source, str(error))) from error
 
 
 class _Vocabulary:
@@ -194,18 +208,20 @@ def _grammar(source: GrammarSource) -> Any:
             return llguidance.LLMatcher.grammar_from_lark(source.text)
 
 
-def _of_schema(said: str, source: GrammarSource) -> str | None:
+def _of_schema(said: str, text: str) -> str | None:
     """The complaint about a schema in a grammar of our own making, without that grammar."""
     bad = _BAD_SCHEMA.match(said)
     if bad is None:
         return None
-    above = source.text.split("\n")[: int(bad["line"])]
+    above = text.split("\n")[: int(bad["line"])]
     labels = [line for line in above if line.startswith(LABEL)]
     if not labels:
         return None
-    return _shortened(
-        f"the schema of {labels[-1].removeprefix(LABEL)} cannot be kept to: {bad['why']}"
-    )
+    return _about(labels[-1], bad["why"])
+
+
+def _about(label: str, why: str) -> str:
+    return _shortened(f"the schema of {label.removeprefix(LABEL)} cannot be kept to: {why}")
 
 
 def _failure(matcher: llguidance.LLMatcher, token_id: int | None = None) -> GrammarError:

@@ -25,6 +25,8 @@ class GrammarSource(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     kind: SourceKind
     text: str
     whitespace: str = ""  # a regex, for "json"; "": none
+    # In Lark, each schema of which `text` is made under its label: compiled only to hear whose is no good.
+    parts: str = ""
 
 
 def source_of(structure: StructuredOutputsParams) -> GrammarSource:
@@ -53,7 +55,9 @@ def _schema(structure: StructuredOutputsParams) -> str:
         if not isinstance(schema, str):
             return json.dumps(schema, ensure_ascii=False)
         parsed = json.loads(_bounded("json", schema, MAX_SOURCE_CHARS))
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise InvalidRequest(f"{PARAM}.json is nested too deeply", PARAM) from error
+    except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{PARAM}.json is not JSON: {error}", PARAM) from error
     if not isinstance(parsed, dict | bool):
         raise InvalidRequest(

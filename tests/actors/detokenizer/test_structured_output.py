@@ -10,6 +10,7 @@ from edge_rig import CHATML, VOCAB_SIZE, EdgeRig, joined
 
 from pillion.actors.detokenizer.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 from pillion.actors.detokenizer.chat_template import ChatTemplate
+from pillion.actors.detokenizer.grammars import demand
 from pillion.actors.detokenizer.grammars.calls import (
     CompileGrammar,
     GrammarCompiled,
@@ -94,11 +95,10 @@ class GrammarRig:
         assert admitted.sampling.needs_masks
         return admitted
 
-    def refused(self, structure: Any) -> RequestFailed:
+    def refused(self, structure: Any, **fields: Any) -> RequestFailed:
         params = SamplingParams(structured_outputs=structure)
-        self.rig.send(
-            1, GenerateRequest(client_request_id="bad", prompt="a", sampling_params=params)
-        )
+        asked = fields or {"prompt": "a"}
+        self.rig.send(1, GenerateRequest(client_request_id="bad", sampling_params=params, **asked))
         self.turn()
         assert not self.rig.take_ring(NewRequest)
         (failure,) = self.rig.take()
@@ -385,6 +385,50 @@ def test_calls_that_must_come_are_the_grammar(chats: GrammarRig) -> None:
     calls = [call for chunk in chunks for call in chunk.tool_calls or []]
     assert calls[0].name == "f"
     assert json.loads("".join(call.arguments for call in calls)) == {"a": 1}
+
+
+NAMED = {"type": "function", "function": {"name": "bad"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "bad"),
+    [
+        *(
+            (choice, bad)
+            for choice in ("required", NAMED)
+            for bad in (
+                {"type": 7},
+                {"type": "array", "uniqueItems": True},
+                {"$ref": "#/$defs/nowhere"},
+            )
+        ),
+        (NAMED, {"$ref": "#"}),
+        (NAMED, {"allOf": [{"type": "string"}, {"type": "integer"}]}),
+    ],
+    ids=str,
+)
+def test_a_forced_function_whose_schema_cannot_be_kept_to_is_named(
+    chats: GrammarRig, choice: Any, bad: Any
+) -> None:
+    good = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    functions = [{"name": "good", "parameters": good}, {"name": "bad", "parameters": bad}]
+    tools = [{"type": "function", "function": function} for function in functions]
+    failure = chats.refused(None, **CHAT, tools=tools, tool_choice=choice)
+    assert (failure.code, failure.param) == ("invalid_request", "tools")
+    said = 'tools: the schema of function "bad" cannot be kept to: '
+    assert failure.message.startswith(said)
+    assert len(failure.message) > len(said)
+
+
+def test_forced_functions_with_schemas_that_are_too_long(
+    chats: GrammarRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demand, "MAX_SOURCE_CHARS", 100)
+    parameters = {"type": "object", "description": "a" * 100}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    failure = chats.rig.refused(**CHAT, tools=tools, tool_choice="required")
+    assert (failure.code, failure.param) == ("invalid_request", "tools")
+    assert failure.message.startswith("tools: the schemas together may have")
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused(chats: GrammarRig) -> None:

@@ -232,6 +232,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs none"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"temperature": -1}, "temperature"),
+    ({"stop_sequences": [""]}, "stop_sequences takes non-empty strings"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
 ]
 

@@ -319,12 +319,14 @@ async def test_what_is_wrong_is_told_with_its_field(
     answer = await rig.chat("word", **{field: value})
     assert answer.status == 400
     assert answer.error["param"] == field
+    assert field in answer.error["message"]
     assert rig.edge.requests == []
 
 
 async def test_logprobs_beyond_the_limit_name_their_field(rig: GatewayRig) -> None:
     answer = await rig.chat("word", logprobs=True, top_logprobs=65)
     assert answer.error["param"] == "top_logprobs"
+    assert answer.error["message"] == "top_logprobs must be between 0 and 64, got 65"
 
 
 async def test_both_ways_to_end_a_prompt_exclude_each_other(rig: GatewayRig) -> None:

@@ -93,6 +93,8 @@ async def test_prompts_that_make_no_sense(rig: GatewayRig, prompt: Any) -> None:
     answer = await rig.complete(prompt)
     assert answer.status == 400
     assert answer.error["param"] == "prompt"
+    assert answer.error["message"].startswith("prompt")
+    assert "prompt_token_ids" not in answer.error["message"]
     assert rig.edge.requests == []
 
 

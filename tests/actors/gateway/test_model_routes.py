@@ -112,6 +112,9 @@ async def test_every_answer_has_an_id_which_the_client_may_choose(rig: GatewayRi
     assert named.headers["x-request-id"] == "mine-1"
     for bad in ("two words", "x" * 129, "ä"):
         assert (await rig.get("/live", {"x-request-id": bad})).headers["x-request-id"] != bad
+    for path, status in (("/v2/models", 404), ("/v1/completions", 405)):
+        answer = await rig.get(path, {"x-request-id": "mine-2"})
+        assert (answer.status, answer.headers["x-request-id"]) == (status, "mine-2")
 
 
 async def test_keys_guard_every_route_but_the_probes_and_the_files_of_the_page(

@@ -238,6 +238,7 @@ async def test_what_is_wrong_is_told_with_its_field(
     )
     assert answer.status == 400
     assert answer.error["param"] == field
+    assert field in answer.error["message"]
     assert rig.edge.requests == []
 
 

@@ -63,6 +63,7 @@ def test_all_names_mean_the_same(
     [
         ({"response_format": {"type": "xml"}}, "response_format", "xml"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
+        ({"response_format": {"json_schema": {"schema": {}}}}, "response_format", "type must be"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": "hello"}}},
             "response_format",
@@ -70,7 +71,11 @@ def test_all_names_mean_the_same(
         ),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "regex"),
-        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "structural_tag"),
+        (
+            {"structured_outputs": {"structural_tag": "a"}},
+            "structured_outputs",
+            "no field 'structural_tag'",
+        ),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs", "regex"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "choice"),
         ({"guided_choice": [""]}, "guided_choice", "choice"),

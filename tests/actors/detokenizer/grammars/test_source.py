@@ -68,7 +68,7 @@ def test_grammars_are_told_apart() -> None:
         (StructuredOutputsParams(choice=["a"] * (MAX_CHOICES + 1)), str(MAX_CHOICES)),
         (StructuredOutputsParams(json='"hello"'), "must be a JSON schema"),
         (StructuredOutputsParams(json="hello"), "is not JSON"),
-        (StructuredOutputsParams(json='{"items":' * 2000 + "{}" + "}" * 2000), "not JSON"),
+        (StructuredOutputsParams(json='{"items":' * 2000 + "{}" + "}" * 2000), "nested too deeply"),
         (StructuredOutputsParams(json={"const": object()}), "not JSON"),
         (StructuredOutputsParams(regex="a\ud800"), "not valid Unicode"),
     ],
