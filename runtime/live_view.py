@@ -9,6 +9,8 @@ from msgspec import Meta
 from pillion.messages.control import ActorStatus, DaemonStatus
 from pillion.runtime.clock import NS_PER_MS
 
+Gauges = Mapping[str, int | float | str]
+
 _NOBODY: Final = ActorStatus(
     name="", state="", pid=None, epoch=0, rss_bytes=0, cpu_seconds=0.0, counters={}, gauges={}
 )
@@ -25,7 +27,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 class KvBlocks(msgspec.Struct, frozen=True, kw_only=True):
     """The blocks of the KV cache."""
 
-    used: Annotated[int, Meta(description="held by open sequences, or in the scheduler's hand")]
+    used: Annotated[int, Meta(description="held by open sequences")]
     cached: Annotated[int, Meta(description="hold prefixes, and are taken as soon as needed")]
     total: int
 
@@ -116,7 +118,7 @@ def live_view(status: DaemonStatus) -> LiveView:
             waiting=int(scheduler.gauges.get("waiting", 0)),
             max_running=geometry.max_num_seqs if geometry else None,
         ),
-        kv_blocks=kv_blocks(actors.get("kv_manager", _NOBODY).gauges),
+        kv_blocks=kv_blocks(actors.get("kv_manager", _NOBODY).gauges, scheduler.gauges),
         tokens_per_second=TokenRates(
             prompt=worker.rates.get("prefill_tokens", 0.0),
             generated=scheduler.rates.get("generated_tokens", 0.0),
@@ -126,18 +128,23 @@ def live_view(status: DaemonStatus) -> LiveView:
     )
 
 
-def kv_blocks(gauges: Mapping[str, int | float | str]) -> KvBlocks | None:
-    """Summed over the groups, from the KV manager's gauges `<state>_blocks_<group>`."""
+def kv_blocks(kv_manager: Gauges, scheduler: Gauges) -> KvBlocks | None:
+    """Summed over the groups, from the KV manager's gauges `<state>_blocks_<group>`.
+
+    Of those that are leased, `leased_blocks` still lie in the scheduler's hand; as the two report one after
+    the other, that may be more than there are.
+    """
     sums = {
         state: sum(
-            int(count) for name, count in gauges.items() if name.startswith(f"{state}_blocks_")
+            int(count) for name, count in kv_manager.items() if name.startswith(f"{state}_blocks_")
         )
         for state in ("free", "leased", "referenced", "cached")
     }
     total = sum(sums.values())
     if not total:
         return None
-    return KvBlocks(used=sums["leased"] + sums["referenced"], cached=sums["cached"], total=total)
+    taken = max(0, sums["leased"] - int(scheduler.get("leased_blocks", 0)))
+    return KvBlocks(used=taken + sums["referenced"], cached=sums["cached"], total=total)
 
 
 def _step_split(rates: dict[str, float]) -> StepSplit | None:

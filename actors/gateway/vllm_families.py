@@ -79,7 +79,7 @@ def _write_gauges(page: Exposition, numbers: DaemonNumbers, labels: dict[str, st
             ("", {**labels, "reason": "deferred"}, 0),
         ],
     )
-    blocks = kv_blocks(numbers.gauges("kv_manager"))
+    blocks = kv_blocks(numbers.gauges("kv_manager"), numbers.gauges("scheduler"))
     usage = blocks.used / blocks.total if blocks else 0.0
     for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
         page.one(f"vllm:{name}", "gauge", "Used part of the KV blocks, from 0 to 1", usage, labels)

@@ -15,6 +15,8 @@ from ring_daemon import RingDaemon, StartRing, until
 ENDLESS = {"prompt": "on and on", "max_tokens": 90_000, "ignore_eos": True, "stream": True}
 GATEWAYS = ("gateway", "gateway2")
 MOST_STREAMS = 64
+# Who holds which blocks is told by two actors, one after the other.
+REPORTED_S = 10.0
 
 
 async def ask(daemon: RingDaemon, body: Any) -> int:
@@ -159,4 +161,7 @@ async def test_whatever_happens_to_requests_the_numbers_add_up(start_ring: Start
         check_sums(page)
         check_growth(before, page)
         before = page
+        async with asyncio.timeout(REPORTED_S):
+            while page.sum("vllm:kv_cache_usage_perc"):
+                page = await metrics(daemon)
     assert before.value("pillion_client_requests_received_total") > 10

@@ -57,8 +57,9 @@ def test_a_daemon_that_works() -> None:
         "bubble_ns": 2e6,
     }
     blocks = {f"{state}_blocks_{group}": 4 for state in ("leased", "cached") for group in (0, 1)}
+    queue = {"running": 3, "waiting": 2, "leased_blocks": 5}
     actors = [
-        actor("scheduler", gauges={"running": 3, "waiting": 2}, rates={"generated_tokens": 60.0}),
+        actor("scheduler", gauges=queue, rates={"generated_tokens": 60.0}),
         actor("kv_manager", gauges={**blocks, "free_blocks_0": 16, "referenced_blocks_1": 1, "owed_blocks_0": 9}),
         actor("gpu_worker", rates=rates),
     ]  # fmt: skip
@@ -70,7 +71,7 @@ def test_a_daemon_that_works() -> None:
     assert view.not_ready is None
     assert (view.device, view.weights_bytes, view.kv_bytes) == ("cpu", 300, 500)
     assert view.queue == Queue(running=3, waiting=2, max_running=4)
-    assert view.kv_blocks == KvBlocks(used=9, cached=8, total=33)
+    assert view.kv_blocks == KvBlocks(used=8 - 5 + 1, cached=8, total=33)
     assert view.tokens_per_second == TokenRates(prompt=640.0, generated=60.0)
     assert view.step == StepSplit(
         per_second=20.0, prepare_ms=0.5, execute_ms=15.0, output_ms=0.25, bubble_ms=0.1
