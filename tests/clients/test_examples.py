@@ -1,0 +1,40 @@
+"""What docs/ shows of the client packages runs as it stands, but for the address and the key."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Served
+
+pytestmark = pytest.mark.model
+
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = [
+    pytest.param(example, id=f"{name}-{package}")
+    for name in ("http.md", "deployment.md")
+    for example in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
+    for package in ("openai", "anthropic")
+    if f"import {package}\n" in example
+]
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) == 3
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs(served: Served, example: str) -> None:
+    for shown, here in (
+        ("http://127.0.0.1:8000", served.url),
+        ("/sockets/http.sock", str(served.socket)),
+        ('"unused"', repr(served.key)),
+    ):
+        example = example.replace(shown, here)
+    found: dict[str, Any] = {}
+    exec(example, found)
+    with found["client"] as client:
+        assert [model.id for model in client.models.list()] == ["smollm2"]
+        for chunk in found.get("stream", ()):
+            assert chunk.choices
