@@ -82,11 +82,18 @@ async def _tell(exchange: Exchange, error: HttpError) -> None:
 def make_app(gateway: Gateway) -> ASGIApp:
     """The application."""
     routes = [Route(spec.path, Endpoint(gateway, spec), methods=[spec.method]) for spec in ROUTES]
-    return _without_late_writes(
-        Starlette(
-            routes=routes, exception_handlers={404: _not_found(gateway), 405: _not_allowed(gateway)}
-        )
-    )
+    handlers = {404: _not_found(gateway), 405: _not_allowed(gateway)}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    return _without_late_writes(_without_last_slash(app))
+
+
+def _without_last_slash(app: ASGIApp) -> ASGIApp:
+    """Serves a path with a slash behind it like the path: a redirect would name the wrong scheme behind a proxy."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "path": scope["path"].rstrip("/") or "/"}, receive, send)
+
+    return serve
 
 
 def _without_late_writes(app: ASGIApp) -> ASGIApp:

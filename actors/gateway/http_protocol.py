@@ -25,10 +25,7 @@ MAX_BYTES_AHEAD: Final = 1024 * 1024
 # What a client still sends of a request that is answered is read for so long before its connection is closed.
 LINGER_S: Final = 10.0
 _HEADER_LINE_BYTES: Final = len(b": \r\n")
-_HEADERS_TOO_LARGE: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n"
-)
+_REFUSAL: Final = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -130,8 +127,16 @@ class GatewayProtocol(HttpToolsProtocol):
         """Called by uvicorn for what is no HTTP, or when a method above has refused it."""
         if self._parsed_header_bytes > MAX_HEADER_BYTES:
             self._refuse_headers()
+        elif any(each.response_started and not each.response_complete for each in self._cycles):
+            self.transport.abort()  # an answer would come into the middle of another
         else:
-            super().send_400_response(msg)
+            error = HttpError(
+                400,
+                "what came is no request of HTTP/1.1; this server speaks no TLS",
+                code="invalid_request",
+            )
+            self._write_refusal(b"400 Bad Request", error)
+            self.transport.close()
 
     def linger(self) -> None:
         """Says that nothing follows, and reads until the client has heard that.
@@ -159,9 +164,12 @@ class GatewayProtocol(HttpToolsProtocol):
             f"the request line and headers may have {MAX_HEADER_BYTES} bytes together",
             code="headers_too_large",
         )
-        body = error.body("openai")
-        self.transport.write(_HEADERS_TOO_LARGE % len(body) + body)
+        self._write_refusal(b"431 Request Header Fields Too Large", error)
         self.linger()
+
+    def _write_refusal(self, status: bytes, error: HttpError) -> None:
+        body = error.body("openai")
+        self.transport.write(_REFUSAL % (status, len(body), body))
 
     def _watch_unsent(self, before: int | None = None) -> None:
         """To close in order waits for the client to read, and the kernel has no limit for a Unix socket."""

@@ -1,6 +1,7 @@
 """Models, tokens, probes, keys and metrics."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,40 @@ async def test_wrong_routes_and_methods(rig: GatewayRig) -> None:
     answer = await client.ask("POST", "/v1/models/smollm2")
     assert (answer.status, answer.headers["allow"]) == (405, "GET")
     assert "takes GET, not POST" in answer.error["message"]
+
+
+async def test_a_slash_behind_a_path_makes_no_difference(rig: GatewayRig) -> None:
+    assert (await rig.get("/v1/models/")).json == (await rig.get("/v1/models")).json
+    assert (await rig.post("/v1/completions/", {"prompt": "word"})).status == 200
+    assert (await rig.get("/")).status == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HELLO\r\n\r\n",
+        b"GET /live HTTP/1.1\r\nno header\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+async def test_what_is_no_http_is_answered_like_any_other_mistake(
+    rig: GatewayRig, sent: bytes
+) -> None:
+    client = await rig.client()
+    client.writer.write(sent)
+    answer = await client.receive()
+    assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+    assert await client.reader.read() == b""
+
+
+async def test_what_is_no_http_does_not_come_into_the_middle_of_an_answer(rig: GatewayRig) -> None:
+    client = await rig.client()
+    client.send("POST", "/v1/completions", b'{"prompt": "NEVER", "stream": true}')
+    assert (await client.receive_head())[0] == 200
+    client.writer.write(b"HELLO\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        assert b"HTTP/1.1 400" not in await client.reader.read()
 
 
 async def test_every_answer_has_an_id_which_the_client_may_choose(rig: GatewayRig) -> None:
