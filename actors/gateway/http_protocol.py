@@ -209,6 +209,10 @@ class _ResponseTransport(asyncio.Transport):
         """Called by uvicorn."""
         self._protocol.transport.write(data)
 
+    def is_closing(self) -> bool:
+        """Called by uvicorn."""
+        return self._protocol.transport.is_closing()
+
     def close(self) -> None:
         """Called by uvicorn."""
         if self._cycle.more_body and not self._protocol.transport.is_closing():

@@ -317,6 +317,21 @@ async def test_who_sends_all_of_a_refused_body_first_hears_why(
         await send_on(client, body)
 
 
+async def test_a_client_may_wait_before_it_sends_its_body(rig: GatewayRig) -> None:
+    """As curl does with a body of more than a megabyte."""
+    client = await rig.client()
+    body = CHAT % (b"word", b"false")
+    for _ in range(2):
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        client.writer.write(head.encode())
+        async with asyncio.timeout(DEADLINE_S):
+            assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.writer.write(body)
+        assert (await client.receive()).status == 200
+
+
 async def test_one_connection_carries_many_requests(rig: GatewayRig) -> None:
     client: HttpClient = await rig.client()
     body: Any = {"messages": [{"role": "user", "content": "word"}]}
