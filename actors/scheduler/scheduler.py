@@ -56,6 +56,7 @@ class Scheduler:
         self._lives = Lives(peer_epochs)
         self._faults = StepFaults()
         self._drain_ns: int | None = None
+        self._owes_settling = False  # the turn before has only planned
         self._begin_term()
 
     def on_message(self, message: SchedulerInbox, now_ns: int) -> None:
@@ -101,9 +102,12 @@ class Scheduler:
         if engine is not None:
             if self._faults.next_trial(self._book.open):
                 engine.make_way()
-            self._plan(engine, now_ns)
+            has_planned = self._plan(engine, now_ns)
             # Plans first: the worker waits for them, the others do not wait for what is behind.
             self.outgoing.sort(key=lambda entry: entry[0] != "gpu_worker")
+            self._owes_settling = has_planned and not self._owes_settling
+            if self._owes_settling:
+                return now_ns
             commits_left = engine.settle()
         self._measure()
         if commits_left:
@@ -245,13 +249,16 @@ class Scheduler:
         for sequence, reason in self._faults.take_convicted(self._book.open):
             self._close(sequence, "error", reason)
 
-    def _plan(self, engine: Engine, now_ns: int) -> None:
+    def _plan(self, engine: Engine, now_ns: int) -> bool:
+        """Leaves the plans that the worker should have now. Returns whether there are any."""
+        num_plans = self.counters["plans"]
         while (planned := engine.plan(now_ns, self._lives["detokenizer"])) is not None:
             for sequence in planned.admitted:
                 if not sequence.was_scheduled or sequence.sampling.needs_masks:
                     self._announce(sequence, now_ns)
             self.counters["plans"] += 1
             self.outgoing.append(("gpu_worker", planned.message))
+        return self.counters["plans"] > num_plans
 
     def _announce(self, sequence: Sequence, now_ns: int) -> None:
         cached = min(sequence.num_computed_tokens, sequence.request.num_prompt_tokens)

@@ -16,6 +16,7 @@ from pillion.messages.blocks import (
     CommitBlocks,
     FindPrefix,
     HeldBlocks,
+    LeaseRequest,
     PrefixFound,
     ReleaseBlocks,
 )
@@ -559,3 +560,18 @@ def test_an_idle_engine_releases_a_slot_with_the_next_request_or_a_moment_later(
     assert bench.turn() is None
     assert unpack_ids(bench.plans[-1].released_slots) == [0]
     bench.nothing_is_left()
+
+
+def test_a_plan_is_on_its_way_before_anything_is_settled() -> None:
+    bench = Bench(num_slots=12, num_blocks=400)
+    scheduler = bench.scheduler
+    bench.turn()
+    for number in range(12):
+        scheduler.on_message(bench.request(100 * (number + 1), 1, max_tokens=150), 0)
+    assert scheduler.tick(0) == 0  # come again at once
+    first = list(scheduler.outgoing)
+    assert first[0][0] == "gpu_worker"
+    assert not any(isinstance(message, LeaseRequest) for _, message in first)
+    scheduler.outgoing.clear()
+    scheduler.tick(0)
+    assert [type(message) for _, message in scheduler.outgoing] == [LeaseRequest]
