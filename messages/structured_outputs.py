@@ -50,7 +50,10 @@ class StructuredOutputsParams(
             and self.choice
             and all(isinstance(each, str) and each for each in self.choice)
         ):
-            raise ValueError("structured_outputs.choice takes non-empty strings, at least one")
+            raise ValueError(
+                "structured_outputs.choice takes a list of non-empty strings, at least one,"
+                f" got {shown(self.choice)}"
+            )
         for name in ("regex", "grammar", "whitespace_pattern"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):

@@ -45,7 +45,10 @@ def structure_of(request: SamplingFields) -> StructuredOutputsParams | None:
     try:
         return StructuredOutputsParams(**_flat(fields, name))
     except (ValueError, TypeError) as error:
-        raise invalid(str(error), name) from error
+        said = str(error)
+        if name != STRUCTURE:
+            said = said.replace(f"{STRUCTURE}.{_OLDER[name]}", name)
+        raise invalid(said, name) from error
 
 
 def structure_of_format(

@@ -33,6 +33,9 @@ _BAD_SCHEMA: Final = re.compile(
     r"at (?P<line>[0-9]+)\([0-9]+\): failed to compile JSON schema: (?P<why>.*?)\n *[0-9]+ \|",
     re.DOTALL,
 )
+_BAD_REGEX: Final = re.compile(
+    r"at 1\([0-9]+\): invalid regex .*\nerror: (?P<why>[^\n]*)\n", re.DOTALL
+)
 # What the library says of a sequence that outgrows its limits, in one way or another.
 _LIMIT_WORDS: Final = ("(limit ", "max is", "fuel", "lexer error")
 _SIMPLER: Final = "Write fewer alternatives in one place, and no rule that leads back to itself without an alternative"
@@ -117,7 +120,11 @@ class GrammarEngine:
             raise GrammarError(_shortened(str(error))) from error
         if matcher.is_error():
             said = matcher.get_error()
-            raise GrammarError(_of_schema(said, source.text) or self._blaming(source, said))
+            raise GrammarError(
+                _of_regex(said, source)
+                or _of_schema(said, source.text)
+                or self._blaming(source, said)
+            )
         return matcher
 
     def start(
@@ -206,6 +213,12 @@ def _grammar(source: GrammarSource) -> Any:
                 raise GrammarError(_shortened(str(error))) from error
         case "lark":
             return llguidance.LLMatcher.grammar_from_lark(source.text)
+
+
+def _of_regex(said: str, source: GrammarSource) -> str | None:
+    """What is wrong with a regular expression, without the expression, which may be long."""
+    bad = _BAD_REGEX.match(said) if source.kind == "regex" else None
+    return _shortened(f"invalid regex: {bad['why']}") if bad else None
 
 
 def _of_schema(said: str, text: str) -> str | None:

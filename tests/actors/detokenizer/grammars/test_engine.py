@@ -142,6 +142,27 @@ def test_what_cannot_work_is_said(engine: GrammarEngine, field: str, value: obje
         engine.check(source)
 
 
+@pytest.mark.parametrize(
+    ("regex", "why"),
+    [
+        ("[", "unclosed character class"),
+        ("a?" * 2000 + "(", "unclosed group"),
+        (r"(a)\1", "backreferences are not supported"),
+        (
+            "\nerror: a\n(?=a)",
+            "look-around, including look-ahead and look-behind, is not supported",
+        ),
+    ],
+    ids=["short", "long", "reference", "look"],
+)
+def test_what_is_wrong_with_a_regex_is_said_without_it(
+    engine: GrammarEngine, regex: str, why: str
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        engine.check(source_of(StructuredOutputsParams(regex=regex)))
+    assert str(caught.value) == f"invalid regex: {why}"
+
+
 def test_a_token_outside_the_grammar_is_an_error(engine: GrammarEngine) -> None:
     matcher = start(engine, regex="a+")
     with pytest.raises(GrammarError, match="does not fit") as caught:
