@@ -6,10 +6,8 @@ from pillion.messages.steps import StepTimes
 
 # A step with prompts may last so many steps without.
 SLOWDOWN: Final = 2.0
-# ... and longer the more prompts wait beside a stream: so much for each that is not alone.
-WAITING_WEIGHT: Final = 4.0
-# Where few tokens cost nearly as much as many, prompts may add so many times that, or so many steps.
-LEAST_WORTH: Final = 1.5
+# More than one prompt and another for each so many streams are a crowd, for which nothing is held back.
+STREAMS_PER_PROMPT: Final = 8
 # Tokens before anything was measured, and however slow they are.
 FIRST_TOKENS: Final = 256
 LEAST_TOKENS: Final = 64
@@ -26,15 +24,13 @@ class Pace:
     """Learns from the times between answers what a decode step and a prompt's token take.
 
     A long prompt then goes in pieces that let the next token of each stream be at most `SLOWDOWN` times as long
-    in coming; longer where many prompts wait beside few streams. Where more wait than run nothing is held back:
-    more would wait than be disturbed.
+    in coming. Where many prompts wait nothing is held back: small pieces would make all of them wait for long.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._decode_ns: float | None = None
         self._token_ns: float | None = None
-        self._least_ns = 0.0  # what the smallest pieces add to a step
         self._largest = 0.0  # tokens of recent steps
         self._last_answer_ns: int | None = None
 
@@ -56,20 +52,16 @@ class Pace:
         if self._token_ns:
             ns = min(ns, _OUTLIER * self._token_ns * num_tokens)
         self._token_ns = _blend(self._token_ns, ns / num_tokens, _TOKEN_SHARE)
-        if num_tokens <= 2 * LEAST_TOKENS:
-            self._least_ns = _blend(self._least_ns, ns, _TOKEN_SHARE)
         self._largest = max(num_tokens, _blend(self._largest, num_tokens, _TOKEN_SHARE))
 
     def tokens(self, num_streams: int, num_prompts: int) -> int:
         """The most tokens of so many prompts in a step with so many streams."""
-        if num_streams == 0 or num_prompts > num_streams:
+        if (num_prompts - 1) * STREAMS_PER_PROMPT >= num_streams:
             return self._max_tokens
         wanted = float(FIRST_TOKENS)
         if self._decode_ns is not None and self._token_ns:
-            waiting = WAITING_WEIGHT * (num_prompts - 1) / num_streams
-            allowed_ns = (SLOWDOWN * max(1.0, waiting) - 1) * self._decode_ns
-            allowed_ns = max(allowed_ns, LEAST_WORTH * min(self._least_ns, self._decode_ns))
-            wanted = min(allowed_ns / self._token_ns, GROWTH * max(self._largest, LEAST_TOKENS))
+            wanted = (SLOWDOWN - 1) * self._decode_ns / self._token_ns
+            wanted = min(wanted, GROWTH * max(self._largest, LEAST_TOKENS))
         return int(min(max(wanted, LEAST_TOKENS), self._max_tokens))
 
 
