@@ -69,6 +69,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: Annotated[
         bool, Meta(description="share the KV blocks of equal prompt beginnings")
     ] = True
+    batch_invariant: Annotated[
+        bool,
+        Meta(
+            description="compute each token alone: answers are the same to the last bit whatever else runs or is"
+            " cached, and prompts take as long as answers"
+        ),
+    ] = False
     max_queued_requests: Annotated[
         int, Meta(description="open requests beyond max_num_seqs before new ones are refused")
     ] = 1024

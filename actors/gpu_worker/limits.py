@@ -9,6 +9,8 @@ from pillion.runtime.errors import ConfigError
 # A step of this size keeps two cores busy for one or two seconds; a GPU wants far more to be busy at all.
 CPU_MAX_NUM_SEQS: Final = 32
 CPU_MAX_NUM_BATCHED_TOKENS: Final = 1024
+# Where each token is a forward pass of its own a step of many lasts too long for those beside it.
+LONE_MAX_NUM_BATCHED_TOKENS: Final = 32
 CUDA_MAX_NUM_SEQS: Final = 256
 CUDA_MAX_NUM_BATCHED_TOKENS: Final = 8192
 
@@ -156,9 +158,10 @@ def worker_limits(
             f" but {_mib(kv_bytes)} hold {num_blocks}"
         )
     max_num_seqs = config.max_num_seqs or (CUDA_MAX_NUM_SEQS if is_cuda else CPU_MAX_NUM_SEQS)
-    max_num_batched_tokens = config.max_num_batched_tokens or max(
-        max_num_seqs, CUDA_MAX_NUM_BATCHED_TOKENS if is_cuda else CPU_MAX_NUM_BATCHED_TOKENS
-    )
+    most_tokens = CUDA_MAX_NUM_BATCHED_TOKENS if is_cuda else CPU_MAX_NUM_BATCHED_TOKENS
+    if config.batch_invariant:
+        most_tokens = LONE_MAX_NUM_BATCHED_TOKENS
+    max_num_batched_tokens = config.max_num_batched_tokens or max(max_num_seqs, most_tokens)
     if max_num_batched_tokens < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens is {max_num_batched_tokens}, but {max_num_seqs} sequences"

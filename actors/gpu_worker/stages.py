@@ -10,6 +10,7 @@ from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.limits import WorkerLimits
+from pillion.actors.gpu_worker.lone_tokens import LoneTokenExecutor
 from pillion.actors.gpu_worker.model_executor import Model, ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
 from pillion.actors.gpu_worker.plan_queue import PlanQueue
@@ -43,10 +44,12 @@ class Stages:
         limits: WorkerLimits,
         *,
         graphs_for_weights: int | None = None,
+        batch_invariant: bool = False,
     ) -> "Stages":
         """Empty tables for this many sequences, and the stages around them.
 
-        `graphs_for_weights`: how many weights the model has, if steps are to be captured.
+        `graphs_for_weights`: how many weights the model has, if steps are to be captured. `batch_invariant`:
+        each token is computed alone.
         """
         states = RequestStates(device, limits.max_num_seqs, limits.max_model_len)
         blocks = BlockTables(
@@ -56,7 +59,7 @@ class Stages:
             kv_cache.block_size,
             kv_cache.num_blocks,
         )
-        executor = ModelExecutor(model, kv_cache)
+        executor = (LoneTokenExecutor if batch_invariant else ModelExecutor)(model, kv_cache)
         # The state table's scratch row may appear in padded batches, so the sampler knows it too.
         sampler = Sampler(vocab_size, limits.max_num_seqs + 1, limits.max_model_len, device.device)
         graphs = GraphTable()

@@ -96,13 +96,15 @@ def start_stages(
     limits, ledger = (early, None) if early is not None else measured_limits(blueprint, loaded)
     on_layer = progress.stamp_layer if progress is not None else None
     kv_cache = blueprint.kv_cache(limits.num_blocks, on_layer)
+    captures = device.is_cuda and not config.batch_invariant
     stages = Stages.build(
         device,
         loaded.model,
         blueprint.model_config.vocab_size,
         kv_cache,
         limits,
-        graphs_for_weights=blueprint.num_weights if device.is_cuda else None,
+        graphs_for_weights=blueprint.num_weights if captures else None,
+        batch_invariant=config.batch_invariant,
     )
     end_phase("kv cache")
 

@@ -15,12 +15,20 @@ def token_logprobs(
     own_ids = token_ids.to(torch.int64)[:, None]
     own = logits.gather(-1, own_ids)
     top, top_ids = torch.topk(logits, num_top, dim=-1)
-    normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
-    logprobs = torch.cat((own, top), dim=-1).sub_(normalizer)
+    logprobs = torch.cat((own, top), dim=-1).sub_(_normalizers(logits))
     logprobs.nan_to_num_(nan=MIN_LOGPROB, neginf=MIN_LOGPROB, posinf=0.0).clamp_min_(MIN_LOGPROB)
     ranks = (logits > own).sum(-1) + 1
     ids = torch.cat((own_ids, top_ids), dim=-1)
     return ids.to(torch.int32), logprobs, ranks.to(torch.int32)
+
+
+def _normalizers(logits: torch.Tensor) -> torch.Tensor:
+    """log(sum(exp(row))) of each row, [n, 1], whose rounding does not depend on how many rows there are.
+
+    Threads share a lone row, but take whole ones of several: so each row is summed as a lone one.
+    """
+    sums = [torch.logsumexp(row, dim=-1) for row in logits]
+    return torch.stack(sums)[:, None] if sums else logits.new_empty((0, 1))
 
 
 def write_logprobs(
