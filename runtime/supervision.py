@@ -39,9 +39,6 @@ LARGE_PAGES: Final = (
     ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
     ("THP_MEM_ALLOC_ENABLE", "1"),
 )
-# How often a thread of a product looks for the next one before it sleeps: some 0.1 ms, where libgomp's own 3 ms
-# keep a core from the actors that bring a step's answer to its client.
-SHORT_SPINS: Final = (("GOMP_SPINCOUNT", "10000"),)
 
 
 def module_spec(name: str, environment: tuple[tuple[str, str], ...] = ()) -> ActorSpec:
@@ -56,7 +53,7 @@ ACTORS: Final = (
     module_spec("kv_manager"),
     module_spec("scheduler"),
     module_spec("detokenizer"),
-    module_spec("gpu_worker", LARGE_PAGES + SHORT_SPINS),
+    module_spec("gpu_worker", LARGE_PAGES),
 )
 
 

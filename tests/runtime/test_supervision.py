@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,24 +41,6 @@ def test_the_table_names_every_actor() -> None:
         "gpu_worker",
     ]
     assert ACTORS[0].command == (sys.executable, "-P", "-m", "pillion.actors.kv_manager.process")
-
-
-async def test_the_worker_has_its_environment_unless_the_launcher_has_its_own(
-    run_dir: RunDir, lock: DaemonLock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
-    (worker,) = (actor for actor in ACTORS if actor.name == "gpu_worker")
-    told = tmp_path / "told"
-    script = f"""import os
-names = "GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE"
-open({str(told)!r}, "w").write(" ".join(os.environ[name] for name in names))"""
-    teller = replace(spec("a", script), environment=worker.environment)
-    supervisor = Supervisor([teller], run_dir, lock.descriptor, lambda child: None)
-    supervisor.start()
-    assert await supervisor.wait_gone([supervisor.children["a"]], 10) == []
-    supervisor.close()
-    assert told.read_text() == "10000 0"
 
 
 @pytest.mark.parametrize(
