@@ -1,5 +1,6 @@
 """One daemon with the small real model and its gateway, for every client library."""
 
+import contextlib
 import json
 import os
 import select
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pillion.messages.control import StatusRequest
-from pillion.runtime.config import EngineConfig
+from pillion.runtime.config import DtypeName, EngineConfig
 from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.daemon import locate_model
 from pillion.runtime.paths import RunDir
@@ -38,9 +39,17 @@ class Served:
 @pytest.fixture(scope="session")
 def served(smollm2_path: Path) -> Iterator[Served]:
     """A daemon that serves HTTP over TCP and a Unix socket, with an API key."""
+    with serving(smollm2_path) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def serving(model: Path, dtype: DtypeName = "auto") -> Iterator[Served]:
+    """Such a daemon."""
     root = Path(tempfile.mkdtemp(prefix="pillion-", dir="/tmp"))
     config = EngineConfig(
-        model=str(smollm2_path),
+        model=str(model),
+        dtype=dtype,
         served_model_name="smollm2",
         name="c",
         cpu_threads=1,  # two would wait for each other where other work takes a core

@@ -54,7 +54,7 @@ def test_keywords() -> None:
     [
         (3, "got int", "prompt"),
         (b"a", "got bytes", "prompt"),
-        ([-1], "between 0 and 2147483647 .*got -1", "prompt_token_ids"),
+        ([-1], "from 0 to 2147483647, .*got -1", "prompt_token_ids"),
         ([2**31], "got 2147483648", "prompt_token_ids"),
         ([2**63], "got 9223372036854775808", "prompt_token_ids"),
         ([1, True], "got True", "prompt_token_ids"),
