@@ -1,6 +1,7 @@
 """`pillion status`: how a daemon is doing."""
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterable
 
@@ -43,10 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
         if why_silent(directory) is not None:
             raise
         raise DaemonUnavailable(f"{error}{_how_it_ended(directory)}") from error
-    if arguments.probe is not None:
-        return _probe(client, arguments.probe)
-    status = client.ask(StatusRequest())
-    client.close()
+    with contextlib.closing(client):
+        if arguments.probe is not None:
+            return _probe(client, arguments.probe)
+        status = client.ask(StatusRequest())
     if not isinstance(status, DaemonStatus):
         raise PillionError(f"the daemon {arguments.name!r} answers with {type(status).__name__}")
     if arguments.json:
@@ -58,7 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _probe(client: ControlClient, question: str) -> int:
     reply = client.ask(ProbeRequest())
-    client.close()
     if not isinstance(reply, ProbeReply):
         raise PillionError(f"the daemon answers with {type(reply).__name__}")
     yes = reply.is_live if question == "live" else reply.is_ready

@@ -1,6 +1,7 @@
 """`pillion stop`: ends a daemon and waits until nothing of it is left."""
 
 import argparse
+import contextlib
 import time
 from typing import Final
 
@@ -30,11 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Asks the launcher to stop and waits for the end of every process of the daemon."""
     directory = run_dir(arguments.name)
     drain_s = 0.0 if arguments.now else arguments.drain_s
-    client = ControlClient(directory)
-    client.ask(StopRequest(drain_s=drain_s))
-    # The daemon bounds its own drain; a drain longer than that of a whole day is nobody's wish.
-    client.wait_hang_up(timeout_s=24 * 3600.0)
-    client.close()
+    with contextlib.closing(ControlClient(directory)) as client:
+        client.ask(StopRequest(drain_s=drain_s))
+        # The daemon bounds its own drain; a drain longer than that of a whole day is nobody's wish.
+        client.wait_hang_up(timeout_s=24 * 3600.0)
     deadline = time.monotonic() + PATIENCE_S
     while (pid := daemon_pid(directory)) is not None:
         if time.monotonic() > deadline:
