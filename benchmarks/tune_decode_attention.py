@@ -10,10 +10,10 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
-import statistics
 from typing import Any
 
 import torch
+from products.product import graph_us
 
 from pillion.kernels.paged_attention.triton_decode import Setting, decode_attention
 
@@ -22,22 +22,6 @@ SHAPES = {"135m": (9, 3, 64), "1b": (32, 8, 64), "8b": (32, 8, 128)}
 BLOCK_SIZE = 16
 LAYERS = 8
 SPLITS = (1, 2, 4, 8, 16, 32)
-
-
-def median_us(run: Any, repeats: int = 10) -> float:
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        graph.replay()
-        mark.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) * 1e3
 
 
 class Layers:
@@ -102,7 +86,7 @@ def main() -> None:
         times = []
         for setting in settings(rows * kv_heads):
             with contextlib.suppress(Exception):
-                times.append((median_us(functools.partial(layers.run, setting)) / LAYERS, setting))
+                times.append((graph_us(functools.partial(layers.run, setting)) / LAYERS, setting))
         times.sort()
         read_us = layers.num_tokens * kv_heads * dim * 4 / 4.4e6
         best = ", ".join(f"{us:.2f} {tuple(setting)}" for us, setting in times[:6])

@@ -5,12 +5,12 @@ Run as a module it prints one line of JSON, so that the command line needs no to
 
 import argparse
 import json
-import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from pillion.actors.gpu_worker.cuda_graphs import CapturedStep
@@ -53,7 +53,7 @@ class BareSteps:
         self._stages = stages
         self._geometry = geometry
         self._worker: Worker = stages.worker(_EPOCH, steps_in_flight)
-        self._rng = random.Random(0)
+        self._rng = np.random.default_rng(0)
         self._next_plan_id = 0
         self._generation = 0  # of every slot alike
 
@@ -90,6 +90,7 @@ class BareSteps:
         return found
 
     def replay(self, graph: CapturedStep, num_rows: int, num_replays: int) -> None:
+        """So many greedy steps, launched back to back."""
         for _ in range(num_replays):
             graph.replay(num_rows)
             graph.replay_end(End.GREEDY)
@@ -135,14 +136,15 @@ class BareSteps:
 
     def _new_sequence(self, slot: int, rows: Rows) -> NewSequence:
         first_block = slot * self._blocks_each(rows)
-        tokens = [
-            self._rng.randrange(self._geometry.vocab_size) for _ in range(rows.num_prompt_tokens)
-        ]
+        # In one go: prefills are timed with this.
+        tokens = self._rng.integers(
+            self._geometry.vocab_size, size=rows.num_prompt_tokens, dtype=np.int32
+        )
         return NewSequence(
             sequence_id=slot,
             slot=slot,
             generation=self._generation,
-            token_ids=pack_ids(tokens),
+            token_ids=tokens.tobytes(),
             num_prompt_tokens=len(tokens),
             num_computed_tokens=0,
             block_ids=[pack_ids(range(first_block, first_block + self._blocks_each(rows)))],
@@ -150,6 +152,7 @@ class BareSteps:
         )
 
     def release(self, rows: Rows) -> None:
+        """Frees the slots of rows that were seated."""
         self._run(self._plan((), (), (), released=range(rows.num_rows)))
         self._generation += 1
 

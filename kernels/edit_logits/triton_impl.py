@@ -163,6 +163,35 @@ def _edit_kernel(
                 tl.store(logits_ptr + bans, float("-inf"), mask=is_mine)
 
 
+def _banned_now(
+    slots: torch.Tensor, positions: torch.Tensor, features: torch.Tensor, tables: EditTables
+) -> torch.Tensor:
+    """The ids that are banned at these positions, [num_rows, stops and words] int32; -1 for none."""
+    num_rows, num_stops = len(slots), tables.stop_ids.shape[1]
+    _, num_words, num_tokens = tables.bad_words.shape
+    num_bans = num_stops + num_words
+    bans = torch.empty((num_rows, num_bans), dtype=torch.int32, device=slots.device)
+    _ban_list_kernel[(num_rows,)](
+        slots,
+        positions,
+        features,
+        tables.stop_ids,
+        tables.first_end,
+        tables.bad_words,
+        tables.recent,
+        bans,
+        num_stops,
+        num_words,
+        num_tokens,
+        num_bans,
+        STOPS=triton.next_power_of_2(num_stops),
+        WORDS=triton.next_power_of_2(num_words),
+        TOKENS=triton.next_power_of_2(num_tokens),
+        num_warps=8,
+    )
+    return bans
+
+
 def edit_logits(
     logits: torch.Tensor,
     raw: torch.Tensor,
@@ -183,30 +212,10 @@ def edit_logits(
 
     best_before, banned = (empty(num_pieces, torch.float32) for _ in range(2))
     banned_ids = empty(num_pieces, torch.int32)
-    num_stops = tables.stop_ids.shape[1]
-    _, num_words, num_tokens = tables.bad_words.shape
-    num_bans, num_biases = num_stops + num_words, tables.bias_ids.shape[1]
-    bans = empty(num_bans, torch.int32)
     if num_rows == 0:
         return Edited(best_before, banned, banned_ids)
-    _ban_list_kernel[(num_rows,)](
-        slots,
-        positions,
-        features,
-        tables.stop_ids,
-        tables.first_end,
-        tables.bad_words,
-        tables.recent,
-        bans,
-        num_stops,
-        num_words,
-        num_tokens,
-        num_bans,
-        STOPS=triton.next_power_of_2(num_stops),
-        WORDS=triton.next_power_of_2(num_words),
-        TOKENS=triton.next_power_of_2(num_tokens),
-        num_warps=8,
-    )
+    bans = _banned_now(slots, positions, features, tables)
+    num_bans, num_biases = bans.shape[1], tables.bias_ids.shape[1]
     _edit_kernel[(num_rows, num_pieces)](
         logits,
         raw,
