@@ -42,9 +42,8 @@ def around(opening: str, body: str, answer: str | None, *also: str) -> str:
     """
     if answer is not None:
         return f"start: answer | (WS {opening} WS calls)+\n{LABEL}the answer\nanswer: {answer}\ncalls: {body}\n"
-    if opening.startswith(
-        "<["
-    ):  # a token that is no text; the same spelled out would be read as it is
+    if opening.startswith("<["):
+        # A token that is no text; the same spelled out would be read as it is.
         rules, hidden = f"start: (PLAIN {opening} calls)* PLAIN\n", also
     else:
         rules, hidden = f"start: (OPEN calls)* PLAIN\nOPEN: PLAIN {opening} WS\n", (opening, *also)
