@@ -10,7 +10,7 @@ import torch
 from pillion.actors.gpu_worker.block_tables import BlockTables
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.mixed_table import MixedShape, MixedTable, fill_mixed_table
-from pillion.actors.gpu_worker.plan_rows import PlanRows, prompt_logprob_rows
+from pillion.actors.gpu_worker.plan_rows import PlanRows
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs, StepInputs
 from pillion.kernels.paged_attention import PrefillTiles
@@ -117,7 +117,6 @@ class CapturedInputs:
             graph.table,
             fill_mixed_table(graph.shape, slots_np, starts, lengths, states.max_num_seqs),
         )
-        first_tokens = np.cumsum(lengths) - lengths
         samples_np = np.ones(len(slots_np), dtype=np.bool_)
         samples_np[num_decode:] = rows.prefill_ends == states.num_known_np[rows.prefill_slots]
         return replace(
@@ -130,6 +129,5 @@ class CapturedInputs:
             sample_sequence_ids_np=states.sequence_id_np[slots_np],
             num_decode_rows=num_decode,
             num_prefill_tokens=int(lengths[num_decode:].sum()),
-            prompt_logprobs=prompt_logprob_rows(states, rows, first_tokens[num_decode:]),
             samples_np=samples_np,
         )

@@ -64,7 +64,7 @@ class CapturedStep:
     """A step from its slots to its logits, and its ends from there to updated slots."""
 
     inputs: StepInputs
-    # [num_tokens, hidden_size]
+    # [num_rows, hidden_size]
     hidden: torch.Tensor
     # [num_rows, vocab_size] float32; all captured steps share this memory
     logits: torch.Tensor

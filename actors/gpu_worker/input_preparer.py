@@ -210,7 +210,9 @@ class InputPreparer:
             self._constants = self.decode_constants(slots_np)
 
     def _prefilling(self, rows: PlanRows) -> StepInputs:
-        """Of a step with prefill rows: captured, if there is a graph with room for it."""
+        """Of a step with prefill rows: captured, if there is a graph with room for it and it has what is asked for."""
+        if any(slot in self._states.prompt_logprobs for slot in rows.prefill_slots.tolist()):
+            return self._with_prefill(rows)
         num_tokens = len(rows.decode_slots) + int((rows.prefill_ends - rows.prefill_starts).sum())
         graph = self._graphs.find_mixed(num_tokens, len(rows), len(rows.prefill_slots))
         if graph is None:

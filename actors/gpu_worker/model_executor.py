@@ -18,8 +18,12 @@ class Model(Protocol):
         positions: torch.Tensor,
         kv_cache: KvCache,
         attention: AttentionInputs,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size] behind the last norm. Writes: kv_cache."""
+        """Hidden states [num_tokens, hidden_size] behind the last norm. Writes: kv_cache.
+
+        wanted [n] int64: only of these tokens, [n, hidden_size].
+        """
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[n, hidden_size] to [n, vocab_size] float32. Writes: out, if it is given."""
@@ -29,7 +33,7 @@ class Model(Protocol):
 class ModelOutput:
     """What the forward pass gives."""
 
-    # [num_tokens, hidden_size]
+    # [num_tokens, hidden_size]; only of the step's wanted tokens, if it names them
     hidden: torch.Tensor
     # [num_sample_rows, vocab_size] float32; None if no row samples
     logits: torch.Tensor | None
@@ -49,13 +53,14 @@ class ModelExecutor:
         """
         if inputs.graph is not None:
             return inputs.graph.replay(len(inputs.sample_slots_np))
+        wanted = inputs.wanted_tokens
         hidden = self._model.forward(
-            inputs.input_ids, inputs.positions, self._kv_cache, inputs.attention
+            inputs.input_ids, inputs.positions, self._kv_cache, inputs.attention, wanted
         )
         if len(inputs.sample_slots_np) == 0:
             return ModelOutput(hidden=hidden, logits=None)
         last = hidden
-        if inputs.num_prefill_tokens:
+        if inputs.num_prefill_tokens and wanted is None:
             last = hidden.index_select(0, inputs.logits_indices)
         if logits is None:
             return ModelOutput(hidden=hidden, logits=self._model.compute_logits(last))

@@ -51,6 +51,11 @@ class AttentionInputs:
         """Whether there are rows besides decode rows."""
         return self.prefill_tiles is not None or bool(self.prefill_query_lens)
 
+    @property
+    def has_whole_prompts(self) -> bool:
+        """Whether there are long prompts that this step computes from their first token."""
+        return self.prefill_tiles is not None and bool(self.prefill_tiles.whole_prompts)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobRows:
@@ -96,3 +101,8 @@ class StepInputs:
     prompt_logprobs: tuple[PromptLogprobRows, ...] = ()
     # [num_sample_rows] bool; None: every row samples, if the device doesn't mask it
     samples_np: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def wanted_tokens(self) -> torch.Tensor | None:
+        """[n] int64; those whose hidden states somebody reads. None: all."""
+        return self.logits_indices if self.num_prefill_tokens and not self.prompt_logprobs else None

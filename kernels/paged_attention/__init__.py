@@ -29,6 +29,7 @@ def paged_attention(
     rows: AttentionRows,
     scale: float,
     sliding_window: int | None = None,
+    step_kv: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T * scale) v per token, each token over its own sequence up to and including itself.
 
@@ -40,10 +41,12 @@ def paged_attention(
     q        [num_tokens, num_q_heads, head_dim]
     layer_kv [num_blocks, 2, num_kv_heads, block_size, head_dim], the last three dimensions dense;
              this step's tokens are already in it
+    step_kv  keys, rotated, and values of this step's tokens, [num_tokens, num_kv_heads, head_dim] each: where
+             they are at hand, prompts that are whole in this step may be read from there
     returns  [num_tokens, num_q_heads, head_dim]
     """
     if q.is_cuda:
-        return _on_cuda(q, layer_kv, rows, scale, sliding_window)
+        return _on_cuda(q, layer_kv, rows, scale, sliding_window, step_kv)
     return reference.paged_attention(q, layer_kv, rows, scale, sliding_window)
 
 
@@ -53,6 +56,7 @@ def _on_cuda(
     rows: AttentionRows,
     scale: float,
     sliding_window: int | None,
+    step_kv: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
     from pillion.kernels.paged_attention import triton_decode, triton_prefill, whole_prompts
 
@@ -74,9 +78,9 @@ def _on_cuda(
     if tiles is None:
         return out
     is_fastest = whole_prompts.is_fastest(q.device, q.dtype, q.shape[2])
-    if tiles.whole_prompts and sliding_window is None and is_fastest:
+    if tiles.whole_prompts and step_kv is not None and sliding_window is None and is_fastest:
         for prompt in tiles.whole_prompts:
-            attended = whole_prompts.whole_prompt_attention(q, layer_kv, table, prompt, scale)
+            attended = whole_prompts.whole_prompt_attention(q, *step_kv, prompt, scale)
             if prompt.length == len(q):
                 return attended
             out[prompt.first_token : prompt.first_token + prompt.length] = attended

@@ -1,6 +1,6 @@
-"""Attention of long prompts that a step computes from their first token: cuDNN's, over dense keys and values.
+"""Attention of long prompts that a step computes from their first token: cuDNN's, over the step's keys and values.
 
-It multiplies half again as fast as the paged kernel on a Hopper card, which pays for making the keys and values dense.
+It multiplies half again as fast as the paged kernel on a Hopper card.
 """
 
 import functools
@@ -32,25 +32,18 @@ def is_fastest(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def whole_prompt_attention(
-    q: torch.Tensor,
-    layer_kv: torch.Tensor,
-    block_table: torch.Tensor,
-    prompt: WholePrompt,
-    scale: float,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prompt: WholePrompt, scale: float
 ) -> torch.Tensor:
-    """Attention of one prompt, [prompt.length, num_q_heads, head_dim]."""
-    _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
+    """Attention of one prompt, [prompt.length, num_q_heads, head_dim]; q, k, v [num_tokens, heads, head_dim]."""
     length = prompt.length
     padding = -length % _LENGTH_STEP
-    blocks = block_table[prompt.row, : -(-length // block_size)]
-    kv = layer_kv.index_select(0, blocks).permute(1, 2, 0, 3, 4)
-    kv = kv.reshape(2, 1, num_kv_heads, -1, head_dim)[:, :, :, :length]
-    queries = q[prompt.first_token : prompt.first_token + length].transpose(0, 1)[None]
+    tokens = slice(prompt.first_token, prompt.first_token + length)
+    queries, keys, values = (x[tokens].transpose(0, 1)[None] for x in (q, k, v))
     if padding:
         # No query sees the keys behind it.
-        kv, queries = pad(kv, (0, 0, 0, padding)), pad(queries, (0, 0, 0, padding))
+        queries, keys, values = (pad(x, (0, 0, 0, padding)) for x in (queries, keys, values))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         attended = scaled_dot_product_attention(
-            queries, kv[0], kv[1], is_causal=True, scale=scale, enable_gqa=True
+            queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
         )
     return attended[0, :, :length].transpose(0, 1)

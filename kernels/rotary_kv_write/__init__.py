@@ -15,6 +15,7 @@ def rotary_kv_write(
     slot_mapping: torch.Tensor,
     row_scale: RowScale | None = None,
     pool_rows: torch.Tensor | None = None,
+    rotated_k: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotates q and k by their tokens' positions and stores k and v; returns the rotated q.
 
@@ -29,14 +30,20 @@ def rotary_kv_write(
     slot_mapping [num_tokens] int64; block_id * block_size + offset, -1: this token is not stored
     row_scale    multiplies each token's q, k and v first
     pool_rows    what `rows_in_pool` gave for this slot mapping; None: it is computed here
+    rotated_k    [num_tokens, num_kv_heads, head_dim] contiguous, for those who want the rotated k densely too
 
-    Writes: layer_kv at the tokens of slot_mapping, and anything in its last block, which is scratch.
+    Writes: layer_kv at the tokens of slot_mapping, and anything in its last block, which is scratch; rotated_k of
+    all tokens, if it is given.
     """
     if q.is_cuda:
         from pillion.kernels.rotary_kv_write import triton_impl
 
-        return triton_impl.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping, row_scale)
-    return reference.rotary_kv_write(q, k, v, cos_sin, layer_kv, slot_mapping, row_scale, pool_rows)
+        return triton_impl.rotary_kv_write(
+            q, k, v, cos_sin, layer_kv, slot_mapping, row_scale, rotated_k
+        )
+    return reference.rotary_kv_write(
+        q, k, v, cos_sin, layer_kv, slot_mapping, row_scale, pool_rows, rotated_k
+    )
 
 
 def rows_in_pool(layer_kv: torch.Tensor, slot_mapping: torch.Tensor) -> torch.Tensor:

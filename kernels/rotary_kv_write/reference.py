@@ -15,6 +15,7 @@ def rotary_kv_write(
     slot_mapping: torch.Tensor,
     row_scale: RowScale | None = None,
     pool_rows: torch.Tensor | None = None,
+    rotated_k: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `pillion.kernels.rotary_kv_write.rotary_kv_write`."""
     if row_scale is not None:
@@ -22,8 +23,10 @@ def rotary_kv_write(
         q, k, v = ((x * factors).to(x.dtype) for x in (q, k, v))
     num_q_heads, num_kv_heads = q.shape[1], k.shape[1]
     rotated = _rotate(torch.cat((q, k), dim=1), cos_sin)
-    rotated_q, rotated_k = rotated.split_with_sizes((num_q_heads, num_kv_heads), dim=1)
-    kv = torch.cat((rotated_k, v), dim=1).to(layer_kv.dtype)
+    rotated_q, own_k = rotated.split_with_sizes((num_q_heads, num_kv_heads), dim=1)
+    if rotated_k is not None:
+        rotated_k.copy_(own_k)
+    kv = torch.cat((own_k, v), dim=1).to(layer_kv.dtype)
     if pool_rows is None:
         pool_rows = rows_in_pool(layer_kv, slot_mapping)
     head_dim = kv.shape[2]

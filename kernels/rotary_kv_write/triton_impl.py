@@ -19,6 +19,7 @@ def _rotary_kv_write_kernel(
     kv_ptr,
     slot_mapping_ptr,
     out_ptr,
+    rotated_k_ptr,
     squares_ptr,
     q_stride,
     k_stride,
@@ -38,6 +39,7 @@ def _rotary_kv_write_kernel(
     DIM: tl.constexpr,
     HEADS: tl.constexpr,
     PARTS: tl.constexpr,
+    KEEP_K: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
@@ -65,9 +67,13 @@ def _rotary_kv_write_kernel(
     slot = tl.load(slot_mapping_ptr + token)
     num_stored = tl.where(slot >= 0, NUM_KV_HEADS, 0)
     is_kv = inside & (kv_head >= 0) & (kv_head < num_stored)
+    is_read = inside & (kv_head >= 0) & (kv_head < NUM_KV_HEADS) if KEEP_K else is_kv
     source = k_ptr + token * k_stride + kv_head * HEAD_DIM
-    x = tl.load(source + d, mask=is_kv, other=0.0).to(tl.float32)
-    y = tl.load(source + partner, mask=is_kv, other=0.0).to(tl.float32)
+    x = tl.load(source + d, mask=is_read, other=0.0).to(tl.float32)
+    y = tl.load(source + partner, mask=is_read, other=0.0).to(tl.float32)
+    if KEEP_K:
+        at = rotated_k_ptr + (token * NUM_KV_HEADS + kv_head) * HEAD_DIM + d
+        tl.store(at, (x * cos + y * sin).to(rotated_k_ptr.dtype.element_ty), mask=is_read)
     v = tl.load(v_ptr + token * v_stride + kv_head * HEAD_DIM + d, mask=is_kv, other=0.0)
     if PARTS > 0:
         v = v.to(tl.float32) * factor
@@ -85,6 +91,7 @@ def rotary_kv_write(
     layer_kv: torch.Tensor,
     slot_mapping: torch.Tensor,
     row_scale: RowScale | None = None,
+    rotated_k: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `pillion.kernels.rotary_kv_write.rotary_kv_write`."""
     num_tokens, num_q_heads, head_dim = q.shape
@@ -102,6 +109,7 @@ def rotary_kv_write(
             layer_kv,
             slot_mapping,
             out,
+            rotated_k,
             squares,
             q.stride(0),
             k.stride(0),
@@ -121,6 +129,7 @@ def rotary_kv_write(
             DIM=triton.next_power_of_2(head_dim),
             HEADS=_HEADS,
             PARTS=0 if squares is None else padded_parts(squares),
+            KEEP_K=rotated_k is not None,
             num_warps=2,
         )
     return out

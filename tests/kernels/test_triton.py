@@ -95,9 +95,11 @@ def test_silu_and_mul(device: torch.device, dtype: torch.dtype, rows: int, width
 @pytest.mark.parametrize("case", rotary_cases.CASES, ids=str)
 def test_rotary_kv_write(device: torch.device, dtype: torch.dtype, case: rotary_cases.Case) -> None:
     got, want = case.inputs(device, dtype), case.inputs(device, dtype)
-    q = rotary_triton.rotary_kv_write(*values(got))
-    wanted = rotary_reference.rotary_kv_write(*values(want))
+    keys = [torch.empty(x.k.shape, device=device, dtype=dtype) for x in (got, want)]
+    q = rotary_triton.rotary_kv_write(*values(got), rotated_k=keys[0])
+    wanted = rotary_reference.rotary_kv_write(*values(want), rotated_k=keys[1])
     assert error(q, wanted) < bound(dtype) or not case.num_tokens
+    assert error(*keys) < bound(dtype) or not case.num_tokens
     # The last block is scratch.
     got_kv, want_kv = got.layer_kv[:-1], want.layer_kv[:-1]
     assert torch.equal(got_kv.isnan(), want_kv.isnan())
@@ -275,9 +277,12 @@ def test_whole_long_prompts_are_attended_in_one_go(head_dim: int) -> None:
     cuda, scale = torch.device("cuda"), head_dim**-0.5
     assert whole_prompts.is_fastest(cuda, torch.bfloat16, head_dim)
     inputs, exact = case.inputs(cuda, torch.bfloat16), case.inputs(cuda, torch.float32)
-    got = paged_attention(inputs.q, inputs.layer_kv, inputs.rows, scale)
-    want = paged_attention(exact.q, exact.layer_kv, exact.rows, scale)
     starts = exact.rows.query_start_loc.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(starts)]
+    of_step = [kv[:, -length:] for kv, length in zip(inputs.dense_kv, lengths, strict=True)]
+    keys, values = torch.cat(of_step, dim=1).to(cuda)
+    got = paged_attention(inputs.q, inputs.layer_kv, inputs.rows, scale, step_kv=(keys, values))
+    want = paged_attention(exact.q, exact.layer_kv, exact.rows, scale)
     for start, end in itertools.pairwise(starts):
         assert error(got[start:end], want[start:end]) < bound(torch.bfloat16)
 

@@ -42,14 +42,18 @@ class Attention:
     sliding_window: int | None
     eps: float
 
-    def apply(
+    def attend(
         self,
         x: torch.Tensor,
         cos_sin: torch.Tensor,
         layer_kv: torch.Tensor,
         attention: AttentionInputs,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[num_tokens, hidden_size] to a new one. Writes: layer_kv, at the tokens of this step."""
+        """[num_tokens, hidden_size] to the attended heads [num_tokens, num_q_heads * head_dim].
+
+        wanted [n] int64: only of these tokens, [n, num_q_heads * head_dim]. Writes: layer_kv, at all of them.
+        """
         num_q_heads, num_kv_heads = self.heads.num_q_heads, self.heads.num_kv_heads
         head_dim = self.heads.head_dim
         qkv = self.qkv.apply(x).view(-1, num_q_heads + 2 * num_kv_heads, head_dim)
@@ -57,11 +61,24 @@ class Attention:
         if self.head_norms is not None:
             q = rms_norm(q, self.head_norms.query, self.eps)
             k = rms_norm(k, self.head_norms.key, self.eps)
+        step_kv = None
+        if attention.has_whole_prompts:
+            step_kv = k.new_empty(k.shape), v
         q = rotary_kv_write(
-            q, k, v, cos_sin, layer_kv, attention.slot_mapping, pool_rows=attention.pool_rows
+            q,
+            k,
+            v,
+            cos_sin,
+            layer_kv,
+            attention.slot_mapping,
+            pool_rows=attention.pool_rows,
+            rotated_k=step_kv and step_kv[0],
         )
-        out = paged_attention(q, layer_kv, attention, head_dim**-0.5, self.sliding_window)
-        return self.output.apply(out.reshape(-1, num_q_heads * head_dim))
+        if wanted is not None and not len(wanted):
+            return q.new_empty((0, num_q_heads * head_dim))
+        out = paged_attention(q, layer_kv, attention, head_dim**-0.5, self.sliding_window, step_kv)
+        out = out.reshape(-1, num_q_heads * head_dim)
+        return out if wanted is None else out.index_select(0, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +112,16 @@ class DecoderLayer:
         cos_sin: torch.Tensor,
         layer_kv: torch.Tensor,
         attention: AttentionInputs,
+        wanted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream x + residual, each [num_tokens, hidden_size], to its next two addends.
 
-        Writes: x, and layer_kv at the tokens of this step.
+        wanted [n] int64: only of these tokens, each [n, hidden_size]. Writes: layer_kv, at the tokens of this step.
         """
         normed, residual = rms_norm_add(x, residual, self.attention_norm, self.eps)
-        attended = self.attention.apply(normed, cos_sin, layer_kv, attention)
-        normed, residual = rms_norm_add(attended, residual, self.feed_forward_norm, self.eps)
+        attended = self.attention.attend(normed, cos_sin, layer_kv, attention, wanted)
+        if wanted is not None:
+            residual = residual.index_select(0, wanted)
+        x = self.attention.output.apply(attended)
+        normed, residual = rms_norm_add(x, residual, self.feed_forward_norm, self.eps)
         return self.feed_forward.apply(normed), residual

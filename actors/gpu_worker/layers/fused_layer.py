@@ -1,4 +1,4 @@
-"""A decoder layer for decode steps on a CUDA device: five launches, and the residual stream in place."""
+"""A decoder layer on a CUDA device, with the residual stream in place: five launches in decode steps."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,8 @@ from pillion.kernels.fused_linear import (
     takes_scaled,
 )
 from pillion.kernels.paged_attention import paged_attention
+from pillion.kernels.rms_norm import rms_norm
+from pillion.kernels.silu_and_mul import silu_and_mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +97,26 @@ class FusedLayer:
         )
         gain = self.next_norm if takes_scaled("qkv", self.qkv.weight, x) else None
         return linear_add(gated, self.down.weight, self.down.bias, x, gain, pdl=self.pdl)
+
+    def apply_prompts(
+        self,
+        x: torch.Tensor,
+        cos_sin: torch.Tensor,
+        layer_kv: torch.Tensor,
+        attention: AttentionInputs,
+        wanted: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The same of a step with prompts: the library's products, which add to the stream themselves.
+
+        wanted [n] int64: returns the stream of these tokens alone, a new tensor [n, hidden_size]; else x.
+        Writes: x, and layer_kv at the tokens of this step.
+        """
+        layer = self.layer
+        normed = rms_norm(x, layer.attention_norm, layer.eps)
+        attended = layer.attention.attend(normed, cos_sin, layer_kv, attention, wanted)
+        if wanted is not None:
+            x = x.index_select(0, wanted)
+        self.output.add_to(x, attended)
+        normed = rms_norm(x, layer.feed_forward_norm, layer.eps)
+        self.down.add_to(x, silu_and_mul(self.gate_up.apply(normed)))
+        return x

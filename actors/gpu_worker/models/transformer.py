@@ -48,22 +48,33 @@ class Transformer:
         positions: torch.Tensor,
         kv_cache: KvCache,
         attention: AttentionInputs,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states behind the last norm, [num_tokens, hidden_size].
 
-        input_ids, positions [num_tokens] int64. Writes: kv_cache, at the tokens of this step.
+        input_ids, positions [num_tokens] int64; wanted [n] int64: only of these tokens, [n, hidden_size], for which the
+        last layer does no more than the others need. Writes: kv_cache, at the tokens of this step.
         """
         cos_sin = self._rotary.cos_sin(positions)
         residual = embedding(input_ids, self._embedding_table).to(self.dtype)
+        wanted_of = [*[None] * (len(self._layers) - 1), wanted]
         if self._fused and not attention.has_prefill:
             scaled = None
             for index, fused in enumerate(self._fused):
                 layer_kv = kv_cache.layer(index)
                 scaled = fused.apply(residual, scaled, cos_sin, layer_kv, attention)
             return rms_norm(residual, self._final_norm, self._eps)
+        if self._fused:
+            for index, fused in enumerate(self._fused):
+                residual = fused.apply_prompts(
+                    residual, cos_sin, kv_cache.layer(index), attention, wanted_of[index]
+                )
+            return rms_norm(residual, self._final_norm, self._eps)
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self._layers):
-            x, residual = layer.apply(x, residual, cos_sin, kv_cache.layer(index), attention)
+            x, residual = layer.apply(
+                x, residual, cos_sin, kv_cache.layer(index), attention, wanted_of[index]
+            )
         return rms_norm_add(x, residual, self._final_norm, self._eps)[0]
 
     @torch.inference_mode()

@@ -67,6 +67,7 @@ class TinyModel:
         positions: torch.Tensor,
         kv_cache: KvCache,
         attention: AttentionInputs,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         hidden = self.embedding[input_ids]
         cos_sin = self.cos_sin[positions]
@@ -79,7 +80,7 @@ class TinyModel:
             )
             attended = paged_attention(q, layer_kv, attention, HEAD_DIM**-0.5)
             hidden = hidden + attended.flatten(1) @ self.out[layer].T
-        return hidden
+        return hidden if wanted is None else hidden[wanted]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         self.num_logit_rows.append(len(hidden))

@@ -73,6 +73,17 @@ def test_rows_found_in_another_layer_serve_all() -> None:
     assert pool[:, [0, 2]].isnan().all()
 
 
+def test_rotated_keys_are_there_densely_too() -> None:
+    inputs = Case(20, masked=(0, 5)).inputs(CPU, torch.float32)
+    dense = torch.empty_like(inputs.k, memory_format=torch.contiguous_format)
+    rotary_kv_write(
+        inputs.q, inputs.k, inputs.v, inputs.cos_sin, inputs.layer_kv, inputs.slot_mapping,
+        rotated_k=dense,
+    )  # fmt: skip
+    keys = rotated(inputs.k, inputs.cos_sin)
+    torch.testing.assert_close(dense.double(), keys, rtol=1e-5, atol=1e-5)
+
+
 def test_inputs_are_left_alone() -> None:
     inputs = Case(20).inputs(CPU, torch.float32)
     before = [tensor.clone() for tensor in (inputs.q, inputs.k, inputs.v)]

@@ -32,6 +32,34 @@ def test_a_mixed_batch_equals_each_sequence_alone(family: tuple[Any, Path]) -> N
         torch.testing.assert_close(logits, expected, **TOLERANCE)
 
 
+def test_of_wanted_tokens_alone_the_same_comes(family: tuple[Any, Path]) -> None:
+    _, directory = family
+    _wanted_are_the_same(Runner(load(directory)), Runner(load(directory)))
+
+
+def _wanted_are_the_same(runner: Runner, other: Runner, **tolerance: float) -> None:
+    first, second = random_tokens(30), random_tokens(20, 1)
+    # Of the first step nobody wants anything; the next ones read what it has left in the cache.
+    runner.step([(0, first[:20]), (1, second[:9])])
+    none = other.step_of([(0, first[:20]), (1, second[:9])], [])
+    assert none.shape[0] == 0
+    decoded, chunk = runner.step([(0, first[20:21]), (1, second[9:15])])
+    got = other.step_of([(0, first[20:21]), (1, second[9:15])], [0, 3, 6])
+    torch.testing.assert_close(got, torch.cat([decoded, chunk])[[0, 3, 6]], **tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_wanted_tokens_alone_the_same_comes_on_cuda(
+    family: tuple[Any, Path], dtype: str
+) -> None:
+    _, directory = family
+    device = torch.device("cuda", 0)
+    runners = [Runner(load(directory, device, dtype=dtype), device) for _ in range(2)]
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == "float32" else {"rtol": 0.03, "atol": 0.03}
+    _wanted_are_the_same(*runners, **tolerance)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_cuda_device_gives_the_same(family: tuple[Any, Path], dtype: str) -> None:

@@ -103,6 +103,19 @@ class Runner:
 
         Chunks of one token come first: they run as decode rows.
         """
+        logits = self._logits(chunks, None)
+        return list(logits.split([len(tokens) for _, tokens in chunks]))
+
+    def step_of(
+        self, chunks: Sequence[tuple[int, torch.Tensor]], wanted: Sequence[int]
+    ) -> torch.Tensor:
+        """The same, but only the logits of these tokens of the step, [len(wanted), vocab_size]."""
+        indices = torch.tensor(list(wanted), dtype=torch.int64, device=self.device)
+        return self._logits(chunks, indices)
+
+    def _logits(
+        self, chunks: Sequence[tuple[int, torch.Tensor]], wanted: torch.Tensor | None
+    ) -> torch.Tensor:
         lengths = [len(tokens) for _, tokens in chunks]
         starts = [self.computed.get(sequence, 0) for sequence, _ in chunks]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
@@ -126,10 +139,11 @@ class Runner:
         )
         input_ids = torch.cat([tokens for _, tokens in chunks]).to(self.device)
         model = self.loaded.model
-        hidden = model.forward(input_ids, positions.to(self.device), self.kv_cache, attention)
+        positions = positions.to(self.device)
+        hidden = model.forward(input_ids, positions, self.kv_cache, attention, wanted)
         for (sequence, _), end in zip(chunks, ends, strict=True):
             self.computed[sequence] = end
-        return list(model.compute_logits(hidden).cpu().split(lengths))
+        return model.compute_logits(hidden).cpu()
 
     def run(self, sequence: int, tokens: torch.Tensor, chunk_sizes: Sequence[int]) -> torch.Tensor:
         """All logits of a sequence that is computed in chunks of these sizes."""
