@@ -1,7 +1,8 @@
 """The tiles that are worth compiling for a product, by what limits it.
 
 A product that reads its weight as fast as the memory gives it needs some 64 KiB in flight on every multiprocessor, and
-all of its programs resident at once: a second round of few programs would leave most of them idle.
+all of its programs resident at once: a second round of few programs would leave most of them idle. Either as many
+splits as that takes, or programs that share the work equally, one or two on each multiprocessor.
 """
 
 from typing import Final
@@ -30,11 +31,33 @@ _SINGLE: Final[dict[int, list[tuple[int, int, int, int]]]] = {
     256: [(64, 64, 8, 4), (128, 64, 8, 4)],
 }
 _PAIRS: Final[dict[int, list[tuple[int, int, int, int]]]] = {
-    8: [(16, 256, 4, 4), (32, 128, 4, 5), (64, 64, 4, 6), (64, 128, 4, 3)],
+    8: [(16, 256, 4, 4), (32, 128, 4, 5), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4)],
     32: [(16, 128, 4, 5), (32, 128, 4, 4), (64, 64, 4, 5), (64, 128, 8, 5), (128, 64, 8, 6)],
     64: [(32, 64, 4, 6), (64, 64, 4, 4), (64, 64, 8, 8), (64, 128, 8, 4), (128, 64, 8, 5)],
     128: [(32, 64, 4, 5), (64, 64, 8, 3), (64, 64, 8, 6), (128, 64, 8, 4)],
     256: [(64, 64, 8, 4)],
+}
+# The same of programs that share the work, and how many of them a multiprocessor has room for.
+_EQUAL: Final[dict[int, dict[Kind, list[tuple[int, int, int, int, int]]]]] = {
+    8: {
+        "qkv": [(128, 128, 4, 6, 1), (64, 128, 4, 12, 1), (64, 128, 4, 6, 2), (64, 256, 4, 4, 2)],
+        "add": [(64, 128, 4, 12, 1), (64, 128, 4, 6, 2), (64, 256, 4, 4, 2), (128, 128, 8, 6, 1)],
+        "gated": [(64, 128, 4, 6, 1), (64, 128, 4, 4, 2), (64, 64, 4, 7, 2), (64, 128, 8, 6, 1)],
+    },
+    32: {
+        "qkv": [(128, 64, 4, 4, 2), (128, 64, 8, 8, 1), (64, 128, 4, 4, 2)],
+        "add": [(64, 128, 4, 8, 1), (64, 128, 4, 4, 2), (128, 64, 8, 8, 1), (128, 128, 8, 5, 1)],
+        "gated": [(64, 64, 4, 5, 2), (64, 128, 8, 5, 1), (64, 128, 4, 5, 1)],
+    },
+    64: {
+        "qkv": [(128, 64, 8, 6, 1), (64, 128, 4, 3, 2), (128, 128, 8, 3, 1)],
+        "add": [(64, 128, 4, 3, 2), (64, 128, 4, 6, 1), (128, 64, 8, 8, 1), (128, 64, 4, 3, 2)],
+        "gated": [(64, 64, 4, 3, 2), (64, 128, 8, 4, 1), (64, 64, 8, 8, 1), (128, 64, 8, 4, 1)],
+    },
+    128: {
+        "add": [(64, 128, 8, 4, 1), (128, 64, 8, 5, 1)],
+        "gated": [(64, 64, 8, 6, 1), (64, 128, 8, 3, 1)],
+    },
 }
 
 
@@ -78,6 +101,21 @@ def wide_tiles(kind: Kind, n: int, k: int, rows: int, head_dim: int) -> list[Wid
             for splits in choices:
                 found[WideTile(width, block_k, warps, stages, splits, tile_rows, 1024)] = None
     return list(found)
+
+
+def equal_tiles(kind: Kind, n: int, k: int, rows: int, head_dim: int) -> list[WideTile]:
+    """The same for programs that share the work equally."""
+    found = []
+    tile_rows = block_rows(rows)[0]
+    shapes = _EQUAL.get(tile_rows, {}).get(kind, [])
+    for block_n, block_k, warps, stages, resident in shapes:
+        width = block_n // 2 if kind == "qkv" and block_n < head_dim else block_n
+        num_tiles = -(-n // (block_n * (2 if kind == "gated" else 1)))
+        programs = min(resident * MULTIPROCESSORS, num_tiles * -(-k // block_k) // 2)
+        tile = WideTile(width, block_k, warps, stages, 1, tile_rows, 0, True, programs)
+        if programs >= _ENOUGH:
+            found.append(tile)
+    return found
 
 
 def ahead(form: Tile | WideTile, k: int) -> list[Tile | WideTile]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
-from products.candidates import wide_tiles
+from products.candidates import equal_tiles, wide_tiles
 from products.choice import from_json, to_json
 from products.layers import Layers
 from products.product import PRODUCTS, SHAPES, Form, Library, Product, form_today, sizes
@@ -25,7 +25,9 @@ from products.product import PRODUCTS, SHAPES, Form, Library, Product, form_toda
 from pillion.kernels.fused_linear.tiles import MEASURED, WideTile
 
 _LARGEST_ERROR: Final = 1.5e-2
-_SAY_EVERY_S: Final = 10
+_SAY_EVERY_S: Final = 20
+# Lines about what is wrong.
+_MOST_SAID: Final = 12
 
 
 class Candidate(NamedTuple):
@@ -37,12 +39,15 @@ class Candidate(NamedTuple):
     form: Form | None
 
 
-def candidates(shapes: Sequence[str], rows_of: Sequence[int]) -> list[list[Candidate]]:
-    """All, in groups that have a compiled kernel in common."""
+def candidates(
+    shapes: Sequence[str], rows_of: Sequence[int], names: Sequence[str] = tuple(PRODUCTS)
+) -> list[list[Candidate]]:
+    """All forms of some products, in groups that have a compiled kernel in common."""
     groups: dict[object, list[Candidate]] = {}
     for rows, shape in itertools.product(rows_of, shapes):
         found = SHAPES[shape]
-        for name, kind in PRODUCTS.items():
+        for name in names:
+            kind = PRODUCTS[name]
             n, k = sizes(found, name)
             forms: list[Form] = [form_today(found, name, rows), Library(scaled=False)]
             if name in ("qkv", "gated"):
@@ -50,8 +55,11 @@ def candidates(shapes: Sequence[str], rows_of: Sequence[int]) -> list[list[Candi
             for form in dict.fromkeys(forms):
                 key: object = (shape, name, rows, form)
                 groups.setdefault(key, []).append(Candidate(shape, name, rows, form))
-            for tile in wide_tiles(kind, n, k, rows, found.head_dim) if rows > 1 else []:
-                key = (kind, found.head_dim if kind == "qkv" else 0, tile)
+            sized = (kind, n, k, rows, found.head_dim)
+            tiles = [*equal_tiles(*sized), *wide_tiles(*sized)] if rows > 1 else []
+            for tile in tiles:
+                kernel = tile._replace(programs=min(tile.programs, 1))
+                key = (kind, found.head_dim if kind == "qkv" else 0, kernel)
                 groups.setdefault(key, []).append(Candidate(shape, name, rows, tile))
         groups["layer", shape, rows] = [Candidate(shape, "layer", rows, None)]
     # What everything else is compared with comes first, in case time runs out.
@@ -144,7 +152,7 @@ def check_all(arguments: Sequence[str], parts: int, deadline: float) -> set[Cand
                 part.process.kill()
             part.process.wait()
         lines = [line for part in running for line in part.lines() if "key" in line]
-    right = set()
+    right, wrong = set(), []
     for line in lines:
         shape, name, rows, form = line["key"]  # type: ignore[misc]
         candidate = Candidate(shape, name, rows, None if form is None else from_json(form))
@@ -152,6 +160,7 @@ def check_all(arguments: Sequence[str], parts: int, deadline: float) -> set[Cand
         if isinstance(error, float) and error <= _LARGEST_ERROR:
             right.add(candidate)
         else:
-            print(f"not right: {candidate} {line.get('failed', error)}", flush=True)
+            wrong.append(f"not right: {tuple(candidate)} {line.get('failed', error)}")
+    print("\n".join(wrong[:_MOST_SAID]), flush=True)
     print(f"{len(right)} of {len(lines)} candidates are right", flush=True)
     return right

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from products.product import PRODUCTS, SHAPES, Form, Library, sizes
 
@@ -12,7 +12,7 @@ from pillion.kernels.fused_linear.tiles import MEASURED, Choice, Kind, Tile, Wid
 Times = dict[tuple[str, str, int], dict[Form, float]]
 Table = dict[tuple[Kind, int, int], dict[int, Choice]]
 # Whoever writes the stream, and the product behind the norm of it.
-_PAIRS = (("output", "gated"), ("down", "qkv"))
+PAIRS: Final = (("output", "gated"), ("down", "qkv"))
 
 
 def pair_us(writer: Form, reader: Form, us: tuple[float, float], scale_us: float) -> float | None:
@@ -29,7 +29,7 @@ def best_forms(
 ) -> dict[str, Form]:
     """The form of each product that has been timed with its partner."""
     found: dict[str, Form] = {}
-    for writer, reader in _PAIRS:
+    for writer, reader in PAIRS:
         written, read = times.get((shape, writer, rows)), times.get((shape, reader, rows))
         if not written or not read:
             continue
@@ -46,12 +46,12 @@ def best_forms(
     return found
 
 
-def as_choice(form: Form) -> Choice:
+def as_choice(form: Form | None) -> Choice:
     """As tiles.py has it."""
     return None if isinstance(form, Library) else form
 
 
-def table_of(chosen: Mapping[tuple[str, int], Mapping[str, Form]]) -> Table:
+def table_of(chosen: Mapping[tuple[str, int], Mapping[str, Form | None]]) -> Table:
     """Today's table with what was chosen for (shape, rows)."""
     table = {key: dict(found) for key, found in MEASURED.items()}
     for (shape, rows), forms in chosen.items():
@@ -83,8 +83,9 @@ def short(form: Choice) -> str:
     return f"{type(form).__name__}({', '.join(map(str, values))})"
 
 
-def to_json(form: Form) -> list[Any]:
+def to_json(form: Form | None) -> list[Any]:
     """For a file."""
+    form = form or Library(scaled=False)
     return [type(form).__name__, *form]
 
 

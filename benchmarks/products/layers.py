@@ -85,11 +85,11 @@ class Layers:
             scaled = fused.apply(stream, scaled, self._cos_sin, kv, self._attention)
         return stream
 
-    def measure(self, table: Table, *, early: bool) -> tuple[float, torch.Tensor]:
+    def measure(self, table: Table, *, early: bool, repeats: int = 5) -> tuple[float, torch.Tensor]:
         """Microseconds of a layer, and the stream."""
         with settings(table, early=early):
             stream = self.run()
-            return graph_us(self.run) / self._num_layers, stream
+            return graph_us(self.run, repeats) / self._num_layers, stream
 
 
 def _layer(shape: Shape) -> DecoderLayer:

@@ -11,7 +11,8 @@ Kind = Literal["qkv", "add", "gated", "head"]
 class Tile(NamedTuple):
     """How a product is cut: output columns and K per step of a program, its warps, loads in flight, rows.
 
-    And the bytes of each of its rows of the weight that a program asks for before it waits for the launch before.
+    And the bytes of each of its rows of the weight that a program asks for before it waits for the launch before,
+    and whether the launch behind is let in at once then, rather than behind the main loop.
     """
 
     block_n: int
@@ -20,6 +21,7 @@ class Tile(NamedTuple):
     stages: int
     block_rows: int = 64  # at most; fewer if the product has fewer
     prefetch_bytes: int = 0  # a multiple of 256
+    early: bool = False
 
 
 class WideTile(NamedTuple):
@@ -28,6 +30,8 @@ class WideTile(NamedTuple):
     Rows of one tile of the weight (gated: as many again of the second half; the query-key-value product: whole
     heads, or a part of half a head and as many again of the other half), K per step, warps, tiles in flight, parts
     of K, rows, and the bytes of each row of the weight that are asked for before the launch before has ended.
+    `early` as above. `programs` of more than 0: so many share the work equally, rather than one for each tile and
+    part of K.
     """
 
     block_n: int
@@ -37,6 +41,8 @@ class WideTile(NamedTuple):
     splits: int
     block_rows: int
     prefetch_bytes: int = 0  # a multiple of 256
+    early: bool = True
+    programs: int = 0
 
 
 Choice = Tile | WideTile | None
@@ -55,10 +61,10 @@ MEASURED: Final[dict[tuple[Kind, int, int], dict[int, Choice]]] = {
     },
     ("add", 576, 576): {
         1: Tile(4, 1024, 8, 4),
-        8: Tile(32, 128, 2, 6, 64, 1024),
+        8: Tile(32, 128, 2, 6, 64, 1024, True),
         16: WideTile(64, 128, 4, 4, 1, 32, 1024),
         32: WideTile(64, 128, 4, 4, 1, 32, 1024),
-        64: Tile(16, 128, 4, 4, 32, 512),
+        64: Tile(16, 128, 4, 4, 32, 512, True),
         128: WideTile(32, 128, 4, 4, 1, 64, 512),
     },
     ("gated", 3072, 576): {
@@ -97,8 +103,8 @@ MEASURED: Final[dict[tuple[Kind, int, int], dict[int, Choice]]] = {
         256: None,
     },
     ("add", 2048, 2048): {
-        1: Tile(8, 512, 2, 4, 64, 2048),
-        8: Tile(16, 128, 4, 6, 64, 4096),
+        1: Tile(8, 512, 2, 4, 64, 2048, True),
+        8: Tile(16, 128, 4, 6, 64, 4096, True),
         16: None,
         32: None,
         64: None,

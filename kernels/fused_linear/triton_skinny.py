@@ -78,6 +78,7 @@ def _products(
     num_rows,
     x_stride,
     prefetch,
+    early,
     eps,
     K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -106,7 +107,7 @@ def _products(
             if TWO:
                 prefetch_rows(w_ptr, n2, last_n, 0, K, prefetch, BLOCK_N)
         gdc_wait()
-        if prefetch > 0:  # so will the launch behind do
+        if early:
             gdc_launch_dependents()
     for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         offs_k = k0 + lanes
@@ -119,7 +120,7 @@ def _products(
             acc2 = _accumulate(acc2, x, w2, ROWS)
         if NORM:
             squares += sq
-    if PDL:
+    if PDL:  # again, if it was early
         gdc_launch_dependents()
     y1 = _finish(acc1, ROWS)
     y2 = y1
@@ -135,7 +136,7 @@ def _products(
     return y1, y2
 
 
-@triton.jit(do_not_specialize=["num_rows", "prefetch"])
+@triton.jit(do_not_specialize=["num_rows", "prefetch", "early"])
 def skinny_linear_kernel(
     x_ptr,
     w_ptr,
@@ -148,6 +149,7 @@ def skinny_linear_kernel(
     x_stride,
     out_stride,
     prefetch,
+    early,
     eps,
     K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -167,7 +169,7 @@ def skinny_linear_kernel(
     last_n = n_out * (2 if GATED else 1) - 1
     y, u = _products(
         x_ptr, w_ptr, offs_n, offs_n + n_out, last_n, gain_ptr, rows, n_mask, num_rows, x_stride,
-        prefetch, eps,
+        prefetch, early, eps,
         K, ROWS, BLOCK_N, BLOCK_K, STAGES, NORM, GATED, PDL,
     )  # fmt: skip
     if GATED:
@@ -181,7 +183,7 @@ def skinny_linear_kernel(
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "prefetch"])
+@triton.jit(do_not_specialize=["num_rows", "prefetch", "early"])
 def skinny_qkv_kernel(
     x_ptr,
     w_ptr,
@@ -198,6 +200,7 @@ def skinny_qkv_kernel(
     kv_half_stride,
     kv_head_stride,
     prefetch,
+    early,
     eps,
     K: tl.constexpr,
     NUM_Q_HEADS: tl.constexpr,
@@ -226,7 +229,7 @@ def skinny_qkv_kernel(
     last_n = (NUM_Q_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM - 1
     y1, y2 = _products(
         x_ptr, w_ptr, n1, n1 + HALF, last_n, gain_ptr, rows, j_mask, num_rows, x_stride,
-        prefetch, eps,
+        prefetch, early, eps,
         K, ROWS, BLOCK_H, BLOCK_K, STAGES, True, True, PDL,
     )  # fmt: skip
     row_mask = rows < num_rows

@@ -1,68 +1,15 @@
-"""Launches of the kernels in triton_wide."""
-
-import functools
+"""Launches of the kernels in triton_wide and triton_even."""
 
 import torch
 import triton
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pillion.kernels.fused_linear import triton_wide
 from pillion.kernels.fused_linear.scaled import Scaled
 from pillion.kernels.fused_linear.tiles import WideTile
+from pillion.kernels.fused_linear.triton_even import even_linear_kernel, even_qkv_kernel
+from pillion.kernels.fused_linear.triton_scaled import scaled_kernel
+from pillion.kernels.fused_linear.triton_wide import wide_linear_kernel, wide_qkv_kernel
+from pillion.kernels.fused_linear.wide_launch import WideLaunch
 from pillion.kernels.rms_norm.row_scale import padded_parts
-
-# Tiles of a launch whose K is split, at most.
-_MOST_TILES = 8192
-
-
-@functools.lru_cache
-def _arrivals(device: torch.device) -> torch.Tensor:
-    """Counters of finished splits. Made once, because graphs keep the address; each launch returns them to zero."""
-    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
-
-
-def _descriptor(matrix: torch.Tensor, block_rows: int, block_k: int) -> TensorDescriptor:
-    return TensorDescriptor(
-        matrix, list(matrix.shape), list(matrix.stride()), [block_rows, block_k]
-    )
-
-
-class _Launch:
-    """What all products have in common: the grid, the operands' descriptors, room for the splits."""
-
-    def __init__(
-        self, x: torch.Tensor, weight: torch.Tensor, tile: WideTile, num_tiles: int, *, two: bool
-    ) -> None:
-        num_rows = x.shape[0]
-        rows = tile.block_rows
-        row_blocks = triton.cdiv(num_rows, rows)
-        self.grid = (row_blocks, num_tiles, tile.splits)
-        self.x = _descriptor(x, rows, tile.block_k)
-        self.weight = _descriptor(weight, tile.block_n, tile.block_k)
-        self.scratch = self.arrivals = None
-        if tile.splits > 1:
-            if row_blocks * num_tiles > _MOST_TILES:
-                raise ValueError(
-                    f"{row_blocks} x {num_tiles} tiles are split; at most {_MOST_TILES}"
-                )
-            size = row_blocks * num_tiles * tile.splits * tile.block_n * rows * (2 if two else 1)
-            self.scratch = torch.empty(size, dtype=torch.float32, device=x.device)
-            self.arrivals = _arrivals(x.device)
-        self._tile, self._rows = tile, rows
-
-    def constants(self, *, pdl: bool) -> dict[str, object]:
-        """Named arguments of every kernel."""
-        tile = self._tile
-        return {
-            "ROWS": self._rows,
-            "BLOCK_N": tile.block_n,
-            "BLOCK_K": tile.block_k,
-            "STAGES": tile.stages,
-            "SPLITS": tile.splits,
-            "PDL": pdl,
-            "num_warps": tile.warps,
-            **({"launch_pdl": True} if pdl else {}),
-        }
 
 
 def scale(x: torch.Tensor, gain: torch.Tensor, *, pdl: bool = False) -> Scaled:
@@ -71,7 +18,7 @@ def scale(x: torch.Tensor, gain: torch.Tensor, *, pdl: bool = False) -> Scaled:
     scaled = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     squares = torch.empty((1, num_rows), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
-    triton_wide.scaled_kernel[(num_rows,)](
+    scaled_kernel[(num_rows,)](
         x,
         gain,
         scaled,
@@ -102,14 +49,15 @@ def _launch(
     num_rows, n_out = out.shape
     num_tiles = triton.cdiv(n_out, tile.block_n)
     is_gated = len(weight) == 2 * n_out
-    launch = _Launch(x, weight, tile, num_tiles, two=is_gated)
+    launch = WideLaunch(x, weight, tile, num_tiles, two=is_gated)
     made = None
     if next_gain is not None:
         made = Scaled(
             torch.empty((num_rows, n_out), dtype=out.dtype, device=out.device),
             torch.empty((num_tiles, num_rows), dtype=torch.float32, device=out.device),
         )
-    triton_wide.wide_linear_kernel[launch.grid](
+    kernel = even_linear_kernel if tile.programs > 0 else wide_linear_kernel
+    kernel[launch.grid](
         launch.x,
         launch.weight,
         weight,
@@ -128,6 +76,7 @@ def _launch(
         weight.shape[1],
         out.stride(0),
         tile.prefetch_bytes // 2,
+        int(tile.early),
         eps,
         PARTS=0 if squares is None else padded_parts(squares),
         GATED=is_gated,
@@ -199,9 +148,10 @@ def norm_qkv(
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
     two = tile.block_n < head_dim
     num_tiles = triton.cdiv(len(weight), tile.block_n * (2 if two else 1))
-    launch = _Launch(x, weight, tile, num_tiles, two=two)
+    launch = WideLaunch(x, weight, tile, num_tiles, two=two)
     q = torch.empty((num_rows, num_q_heads, head_dim), dtype=x.dtype, device=x.device)
-    triton_wide.wide_qkv_kernel[launch.grid](
+    kernel = even_qkv_kernel if tile.programs > 0 else wide_qkv_kernel
+    kernel[launch.grid](
         launch.x,
         launch.weight,
         weight,
@@ -222,6 +172,7 @@ def norm_qkv(
         num_q_heads,
         num_kv_heads,
         tile.prefetch_bytes // 2,
+        int(tile.early),
         eps,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,

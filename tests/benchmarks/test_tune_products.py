@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-import tune_fused_linear as tuner
-from products import candidates, checking, choice, layers, product
+from products import candidates, checking, choice, descent, layers, product, tuning
+from products.descent import Descent, LayerForms
 from products.product import Form, Library, Product, Shape
 
 from pillion.kernels.fused_linear import wide_impl
@@ -22,12 +22,13 @@ pytestmark = [
 ]
 TINY = Shape(64, 2, 1, 32, 128, 2, 80)
 WIDE = WideTile(16, 64, 4, 2, 2, 8)
+EQUAL = WideTile(16, 64, 4, 2, 1, 8, programs=3)
 NARROW = Tile(16, 64, 4, 2)
 
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_once(run: Callable[[], object]) -> float:
+    def run_once(run: Callable[[], object], repeats: int = 5) -> float:
         run()
         return 8.0
 
@@ -43,7 +44,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", product.PRODUCTS)
-@pytest.mark.parametrize("form", [WIDE, NARROW, Library(scaled=False), Library(scaled=True)])
+@pytest.mark.parametrize("form", [WIDE, EQUAL, NARROW, Library(scaled=False), Library(scaled=True)])
 def test_every_form_is_right(name: str, form: Form) -> None:
     made = Product(TINY, name, 8)
     assert made.error(form) < 4e-3
@@ -84,6 +85,12 @@ def test_candidates_fit_a_multiprocessor_and_share_kernels() -> None:
         assert isinstance(c.form, WideTile)
         tiles = c.form.block_n * (2 if c.name == "gated" else 1) + c.form.block_rows
         assert tiles * c.form.block_k * 2 * c.form.stages < candidates.SHARED_BYTES
+        if c.form.programs > 0:  # as many as there is room for, and each has more than one step
+            assert c.form.splits == 1
+            assert c.form.programs <= 2 * candidates.MULTIPROCESSORS
+    assert {c.rows for c in wide if isinstance(c.form, WideTile) and c.form.programs} == {
+        *(8, 16, 32, 64, 128)
+    }
     kernels = sum(isinstance(group[0].form, WideTile) for group in groups)
     assert kernels < len(wide) / 2
 
@@ -107,13 +114,58 @@ def test_writer_and_reader_are_chosen_together() -> None:
 
 def test_layers_are_the_same_with_every_table() -> None:
     made = layers.Layers(TINY, 8, num_layers=2)
-    forms: dict[str, Form] = dict.fromkeys(("qkv", "output", "gated", "down"), WIDE)
+    forms = LayerForms(WIDE, EQUAL, EQUAL._replace(early=False), NARROW).products()
     before = dict(MEASURED)
     us, stream = made.measure(choice.table_of({("tiny", 8): forms}), early=True)
     _, wanted = made.measure(MEASURED, early=False)
     assert us == 4.0
     assert product.relative_error(stream, wanted) < 4e-3
     assert before == MEASURED
+
+
+LATE = WIDE._replace(early=False)
+# What a product takes alone.
+ALONE: dict[str, dict[Form, float]] = {
+    "qkv": {WIDE: 3.0, EQUAL: 4.0, Library(scaled=False): 9.0},
+    "output": {NARROW: 3.0, WIDE: 4.0},
+    "gated": {WIDE: 6.0, WIDE._replace(prefetch_bytes=256): 6.5, EQUAL: 7.0},
+    "down": {WIDE: 5.0, NARROW: 5.5},
+}
+AHEAD = NARROW._replace(prefetch_bytes=256)
+BEST = LayerForms(LATE, WIDE, EQUAL, AHEAD, attention_early=True)
+
+
+def layer_us(forms: LayerForms) -> float:
+    """Alone, a wide output or an equal gated product makes it slower."""
+    wide, equal = isinstance(forms.output, WideTile), forms.gated == EQUAL
+    us = 20.0 + (wide != equal) - 2.0 * (wide and equal)
+    us -= (forms.qkv == LATE) + 0.5 * (forms.down in (NARROW, AHEAD)) + 0.3 * (forms.down == AHEAD)
+    return us - 0.25 * forms.attention_early
+
+
+def test_layers_are_changed_until_nothing_is_gained() -> None:
+    found = Descent(layer_us, lambda: False)
+    ways = descent.coordinates(ALONE, 1.0, "tiny")
+    slow, start = LayerForms(None, WIDE, None, None), LayerForms(WIDE, NARROW, WIDE, WIDE)
+    assert found.run([slow, start], ways) == BEST
+    assert found.us(BEST) == min(found.times.values())
+    assert len(found.times) < 150
+    # Without time the better start is what there is.
+    assert Descent(layer_us, lambda: True).run([slow, start], ways) == start
+
+
+def test_less_than_chance_is_no_gain() -> None:
+    times = {WIDE: 100.0, NARROW: 99.9, None: 99.7}
+    found = Descent(lambda forms: times[forms.gated], lambda: False)  # type: ignore[index]
+    start = LayerForms(None, None, WIDE, None)
+    for choices, want in (((WIDE, NARROW), WIDE), ((NARROW, None), None)):
+
+        def others(
+            forms: LayerForms, choices: tuple[choice.Choice, ...] = choices
+        ) -> list[LayerForms]:
+            return [forms._replace(gated=choice) for choice in choices]
+
+        assert found.run([start], [others]).gated == want
 
 
 def test_a_file_becomes_the_table(
@@ -126,24 +178,32 @@ def test_a_file_becomes_the_table(
         for form in (WIDE, Library(scaled=False))
     }
     out = tmp_path / "times.json"
-    tuning = tuner.Tuning(right, float("inf"), out)
-    tuning.time_products("tiny", 8)
-    tuning.time_layers("tiny", 8)
-    assert json.loads(out.read_text())["layers"][0]["new"]["layer_us"] == 4.0
-    assert "tiny gated rows 8: today " in capsys.readouterr().out
-    tuner.print_table(out)
+    names = list(product.PRODUCTS)
+    timed = tuning.Tuning(names, right, float("inf"), 0, out)
+    timed.time_products("tiny", 8)
+    timed.time_layers("tiny", 8)
+    found = json.loads(out.read_text())["layers"][0]
+    assert found["today_us"] == found["chosen_us"] == 4.0
+    assert found["error"] < tuning._LARGEST_ERROR
+    said = capsys.readouterr().out
+    assert "tiny 8 products: qkv " in said
+    assert "tiny 8 layer: today 4.00 us" in said
+    tuning.print_table(out)
     printed = capsys.readouterr().out
     assert '("gated", 256, 64): {' not in printed  # as fast as before
     assert '    ("head", 80, 64): {' in printed
     data = json.loads(out.read_text())
-    data["layers"][0]["new, early"]["layer_us"] = 3.9
+    data["layers"][0] |= {"chosen_us": 3.9, "attention_early": True}
+    data["chosen"][0]["forms"]["gated"] = choice.to_json(EQUAL)
     out.write_text(json.dumps(data))
-    tuner.print_table(out)
+    tuning.print_table(out)
     printed = capsys.readouterr().out
     for line in (
         '    ("qkv", 6144, 4096): {',
         "        1: Tile(8, 256, 4, 4),",
         "        16: None,",
+        "        8: WideTile(16, 64, 4, 2, 1, 8, 0, True, 3),",
+        "# early attention: tiny with 8 rows",
     ):
         assert line in printed.splitlines()
     assert '("gated", 256, 64): {' in printed
