@@ -207,6 +207,11 @@ def _context() -> "zmq.Context[zmq.Socket[bytes]]":
     return context
 
 
+def send_the_rest() -> None:
+    """Ends this process's channels; waits until queued messages have left, for at most LINGER_MS."""
+    _end(_context())
+
+
 def _end(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
     with warnings.catch_warnings():
         # After an error sockets are open here, and a warning made an exception would leave them so.

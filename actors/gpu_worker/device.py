@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pillion.actors.gpu_worker.host_buffers import HostBuffers
 from pillion.runtime.errors import ConfigError
 
 
@@ -38,24 +39,47 @@ def available_cpu_threads() -> int:
 class Download:
     """Device tensors on their way to the host. The tensors are kept alive until they have arrived."""
 
-    def __init__(
-        self, tensors: Sequence[torch.Tensor], hosts: Sequence[torch.Tensor], arrived: Any | None
-    ) -> None:
-        self._tensors: Sequence[torch.Tensor] = tensors
-        self._hosts = hosts
-        self._arrived = arrived
+    def __init__(self, tensors: Sequence[torch.Tensor], copies: "Copies | None" = None) -> None:
+        """Without copies the tensors are on the host already."""
+        self._tensors = tensors
+        self._copies = copies
 
     def is_ready(self) -> bool:
         """Whether `wait` won't have to wait."""
-        return self._arrived is None or bool(self._arrived.query())
+        return self._copies is None or bool(self._copies.arrived.query())
 
     def wait(self) -> list[npt.NDArray[Any]]:
         """The arrays, as soon as the device has made and copied them."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-            self._arrived = None
+        if self._copies is None:
+            return [tensor.numpy() for tensor in self._tensors]
+        self._copies.arrived.synchronize()
         self._tensors = ()
-        return [host.numpy() for host in self._hosts]
+        return [host.numpy().copy() for host in self._copies.hosts]
+
+
+class Copies:
+    """Of tensors, in buffers that others may use as soon as this is gone."""
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], stream: torch.cuda.Stream, buffers: HostBuffers
+    ) -> None:
+        self._buffers = buffers
+        self._taken: list[torch.Tensor] = []
+        self._taken += [buffers.take(tensor.nbytes) for tensor in tensors]
+        # those that were copied, on the host
+        self.hosts = [
+            buffer[: tensor.nbytes]
+            .view(tensor.dtype)
+            .view(tensor.shape)
+            .copy_(tensor, non_blocking=True)
+            for buffer, tensor in zip(self._taken, tensors, strict=True)
+        ]
+        self.arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.arrived.record(stream)
+
+    def __del__(self) -> None:
+        for buffer in self._taken:
+            self._buffers.give_back(buffer)
 
 
 class Device:
@@ -65,6 +89,7 @@ class Device:
         self.device = device
         self.is_cuda = device.type == "cuda"
         self._copy_stream = torch.cuda.Stream(device) if self.is_cuda else None  # type: ignore[no-untyped-call]
+        self._buffers = HostBuffers()
 
     def is_lost(self) -> bool:
         """Whether an error has broken the device's context, for good. Waits for all that was launched."""
@@ -98,15 +123,8 @@ class Device:
     def download(self, tensors: Sequence[torch.Tensor]) -> Download:
         """Starts a copy to the host behind everything launched so far; nothing waits here."""
         if self._copy_stream is None:
-            return Download(tensors, tensors, None)
+            return Download(tensors)
         self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
+        # The buffers' copies are all on this stream, one behind the other.
         with torch.cuda.stream(self._copy_stream):
-            hosts = [
-                torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
-                    tensor, non_blocking=True
-                )
-                for tensor in tensors
-            ]
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record(self._copy_stream)
-        return Download(tensors, hosts, arrived)
+            return Download(tensors, Copies(tensors, self._copy_stream, self._buffers))

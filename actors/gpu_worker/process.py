@@ -9,7 +9,7 @@ from pillion.actors.gpu_worker.thread_waits import bound_spinning
 from pillion.messages.control import StartPhase
 from pillion.messages.inboxes import WorkerInbox
 from pillion.runtime.actor import report_failure, run_actor
-from pillion.runtime.channels import Post
+from pillion.runtime.channels import Post, send_the_rest
 from pillion.runtime.clock import NS_PER_MS, now_ns
 from pillion.runtime.process import ActorContext, enter
 
@@ -38,7 +38,10 @@ class _Phases:
 
 
 def main() -> int:
-    """Loads the model, then runs plans until Shutdown. Returns the exit status."""
+    """Loads the model, then runs plans until Shutdown. Returns the exit status.
+
+    After an error in the loop it doesn't return: the device may be broken, where to free what is on it is a crash.
+    """
     context = enter("gpu_worker")
     bound_spinning(os.environ)
     post = Post(context.run_dir)
@@ -69,7 +72,10 @@ def main() -> int:
         # A request can break the device, and then it is its own doing; it cannot make every step fail.
         every_step_fails = isinstance(worker.end_error, EveryStepFails)
         report_failure(context, worker.end_error, spends_budget=every_step_fails)
-        return 1
+        status = 1
+    if status:
+        send_the_rest()
+        os._exit(status)
     return status
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pillion.actors.gpu_worker.device import Device, choose_device
+from pillion.actors.gpu_worker.device import Copies, Device, Download, choose_device
+from pillion.actors.gpu_worker.host_buffers import HostBuffers, page_locked
 from pillion.runtime.errors import ConfigError
 
 
@@ -47,8 +48,85 @@ def test_copies_keep_values_and_types() -> None:
     assert flags.tolist() == [True]
 
 
+def test_a_buffer_is_used_again_by_what_fits_and_never_by_two() -> None:
+    sizes: list[int] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        sizes.append(num_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    buffers = HostBuffers(allocate)
+    taken = [buffers.take(num_bytes) for num_bytes in (0, 256, 257, 1000)]
+    assert [len(buffer) for buffer in taken] == [256, 256, 512, 1024] == sizes
+    assert len({buffer.data_ptr() for buffer in taken}) == len(taken)
+    buffers.give_back(taken[3])
+    assert buffers.take(513) is taken[3]
+    assert buffers.take(600) is not taken[3]
+
+
+class Arrived:
+    """In the place of torch.cuda.Event: copies on the CPU are done at once."""
+
+    def record(self, stream: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_arrays_stay_when_their_buffers_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Arrived)
+    made: list[torch.Tensor] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        made.append(torch.empty(num_bytes, dtype=torch.uint8))
+        return made[-1]
+
+    buffers = HostBuffers(allocate)
+    columns = torch.arange(20, dtype=torch.int32).reshape(4, 5)
+    found = []
+    for step in range(5):
+        tensors = [columns + step, columns[0] % 2 == 0, torch.empty(3, 0), torch.tensor(step)]
+        download = Download(tensors, Copies(tensors, None, buffers))  # type: ignore[arg-type]
+        if step != 2:
+            found.append((tensors, download.wait()))
+    for tensors, arrays in found:
+        for tensor, array in zip(tensors, arrays, strict=True):
+            np.testing.assert_array_equal(array, tensor.numpy(), strict=True)
+    assert len(made) == 8  # a download is dropped when the next one is there
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
+def test_downloads_use_their_memory_again_and_arrays_stay_as_they_are() -> None:
+    device = Device(torch.device("cuda", 0))
+    made: list[torch.Tensor] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        made.append(page_locked(num_bytes))
+        return made[-1]
+
+    device._buffers = HostBuffers(allocate)
+    base = device.upload(np.arange(1000))
+    arrays = []
+    for step in range(50):
+        download = device.download([base + step, base % 2 == 0])
+        if step % 3:
+            arrays.append((step, download.wait()))
+    for step, (numbers, flags) in arrays:
+        np.testing.assert_array_equal(numbers, np.arange(1000) + step)
+        np.testing.assert_array_equal(flags, np.arange(1000) % 2 == 0)
+    assert len(made) == 4  # a download is dropped when the next one is there
+
+
+@pytest.mark.gpu
+@needs_cuda
 def test_copies_on_cuda_arrive_when_waited_for() -> None:
     device = Device(torch.device("cuda", 0))
     array = np.arange(1 << 20)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pillion.messages.codec import pack_ids, unpack_ids
 from pillion.messages.control import (
@@ -54,7 +55,8 @@ TINY_LLAMA = {
 class WorkerProcess:
     """A worker in a process of its own, and the inboxes of those to whom it speaks."""
 
-    def __init__(self, root: Path, config: EngineConfig) -> None:
+    def __init__(self, root: Path, config: EngineConfig, *program: str) -> None:
+        """`program`: arguments of the interpreter, if it is not the worker itself."""
         self.run_dir = RunDir(root)
         self.run_dir.create()
         self.run_dir.config.write_bytes(config.to_json())
@@ -71,7 +73,7 @@ class WorkerProcess:
         lock_fd = os.open(self.run_dir.lock, os.O_CREAT | os.O_RDWR, 0o600)
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-m", "pillion.actors.gpu_worker.process"),
+                *(sys.executable, "-P", *(program or ("-m", "pillion.actors.gpu_worker.process"))),
                 *actor_arguments(self.run_dir, 1, reading, lock_fd),
             ],
             pass_fds=(reading, lock_fd),
@@ -110,7 +112,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
     # Short, because a socket's name has room for 107 bytes.
     with tempfile.TemporaryDirectory(prefix="worker-", dir="/tmp") as directory:
 
-        def start_one(**fields: Any) -> WorkerProcess:
+        def start_one(*program: str, **fields: Any) -> WorkerProcess:
             settings: dict[str, Any] = {
                 "model": str(tmp_path),
                 "load_format": "dummy",
@@ -122,7 +124,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
                 "served_model_name": "tiny",
             }
             config = EngineConfig(**(settings | fields))
-            workers.append(WorkerProcess(Path(directory), config))
+            workers.append(WorkerProcess(Path(directory), config, *program))
             return workers[-1]
 
         yield start_one
@@ -151,6 +153,30 @@ def greedy(stop_token_ids: list[int], max_tokens: int) -> TokenSampling:
     )
 
 
+def five_tokens() -> StepPlan:
+    """A prompt's plan, repeated until its answer has five tokens."""
+    new = NewSequence(
+        sequence_id=77,
+        slot=1,
+        generation=0,
+        token_ids=pack_ids([5, 6, 7]),
+        num_prompt_tokens=3,
+        num_computed_tokens=0,
+        block_ids=[pack_ids([30])],
+        sampling=greedy([], 5),
+    )
+    return StepPlan(
+        epoch=1,
+        plan_id=0,
+        repeat=9,
+        slots=pack_ids([1]),
+        generations=pack_ids([0]),
+        starts=pack_ids([0]),
+        num_tokens=pack_ids([3]),
+        new_sequences=[new],
+    )
+
+
 def test_a_worker_starts_answers_and_ends(start: Any) -> None:
     worker = start()
     messages = worker.wait_for(EngineGeometry)
@@ -164,27 +190,7 @@ def test_a_worker_starts_answers_and_ends(start: Any) -> None:
     assert (group.num_layers, group.num_blocks, group.block_size_tokens) == (2, 32, 16)
     assert group.block_bytes == 2 * 2 * 2 * 16 * 8 * 4
 
-    new = NewSequence(
-        sequence_id=77,
-        slot=1,
-        generation=0,
-        token_ids=pack_ids([5, 6, 7]),
-        num_prompt_tokens=3,
-        num_computed_tokens=0,
-        block_ids=[pack_ids([30])],
-        sampling=greedy([], 5),
-    )
-    plan = StepPlan(
-        epoch=1,
-        plan_id=0,
-        repeat=9,
-        slots=pack_ids([1]),
-        generations=pack_ids([0]),
-        starts=pack_ids([0]),
-        num_tokens=pack_ids([3]),
-        new_sequences=[new],
-    )
-    worker.post.send("gpu_worker", plan)
+    worker.post.send("gpu_worker", five_tokens())
     outputs: list[StepOutput] = []
     while not outputs or outputs[-1].finish == b"\0":
         outputs += worker.wait_for(StepOutput, "scheduler")
@@ -203,6 +209,30 @@ def test_a_setting_that_cannot_work_is_said_before_weights_are_read(start: Any) 
     messages = worker.wait_for(ActorFailed)
     assert "max_model_len is 4096, but the model was made for 128" in messages[-1].message
     assert not any(getattr(message, "phase", "") == "weights" for message in messages)
+    assert worker.process.wait(DEADLINE_S) == 1
+
+
+# What the worker has aborts when it is freed, as page-locked memory may on a device whose context is broken.
+ABORTS_WHEN_FREED = """
+import os, sys
+from pillion.actors.gpu_worker import start_up
+from pillion.actors.gpu_worker.process import main
+start_worker = start_up.start_worker
+def start_with_memory(*arguments):
+    worker, geometry = start_worker(*arguments)
+    worker.memory = type("Memory", (), {"__del__": staticmethod(os.abort)})()
+    return worker, geometry
+start_up.start_worker = start_with_memory
+sys.exit(main())
+"""
+
+
+def test_a_worker_that_fails_gives_nothing_back(start: Any) -> None:
+    worker = start("-c", ABORTS_WHEN_FREED)
+    worker.wait_for(EngineGeometry)
+    for plan_id in (0, 7):
+        worker.post.send("gpu_worker", structs.replace(five_tokens(), plan_id=plan_id))
+    assert "InvariantBroken" in worker.wait_for(ActorFailed)[-1].message
     assert worker.process.wait(DEADLINE_S) == 1
 
 

@@ -1,5 +1,8 @@
 """Decode steps of fused layers, whatever form each product takes, against the same layers operation by operation."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from pillion.actors.gpu_worker.layers.decoder_layer import (
     HeadShape,
 )
 from pillion.actors.gpu_worker.layers.fused_layer import FusedLayer
-from pillion.actors.gpu_worker.quantization.linear import DenseLinear
+from pillion.actors.gpu_worker.quantization.linear import DenseLinear, Linear
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs
 from pillion.kernels import fused_linear
 from pillion.kernels.fused_linear import tiles
@@ -52,6 +55,31 @@ def random(device: torch.device, *shape: int) -> torch.Tensor:
     return (torch.randn(shape) * shape[-1] ** -0.5).to(device, DTYPE)
 
 
+def in_float32(layer: DecoderLayer) -> DecoderLayer:
+    """The same weights, for what rounding is measured against."""
+
+    def dense(linear: Linear) -> DenseLinear:
+        assert isinstance(linear, DenseLinear)
+        return DenseLinear(linear.weight.float())
+
+    attention, feed_forward = layer.attention, layer.feed_forward
+    return replace(
+        layer,
+        attention_norm=layer.attention_norm.float(),
+        attention=replace(attention, qkv=dense(attention.qkv), output=dense(attention.output)),
+        feed_forward_norm=layer.feed_forward_norm.float(),
+        feed_forward=FeedForward(dense(feed_forward.gate_up), dense(feed_forward.down)),
+    )
+
+
+def assert_as_exact(found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> None:
+    """Rounding has moved `found` about as far from what is exact as it has `plain`, and no element by itself."""
+    noise = (plain.float() - exact).square().mean().sqrt()
+    off = (found.float() - exact).abs()
+    assert off.square().mean().sqrt() < 1.5 * noise
+    assert off.max() < 8 * noise
+
+
 def decoder_layer(device: torch.device) -> DecoderLayer:
     def dense(n: int, k: int) -> DenseLinear:
         return DenseLinear(random(device, n, k))
@@ -70,6 +98,20 @@ def decoder_layer(device: torch.device) -> DecoderLayer:
     )
     feed_forward = FeedForward(dense(2 * FFN, HIDDEN), dense(HIDDEN, FFN))
     return DecoderLayer(gain(), attention, gain(), feed_forward, 1e-5)
+
+
+def unfused(
+    layers: Sequence[DecoderLayer],
+    x: torch.Tensor,
+    cos_sin: torch.Tensor,
+    pools: Sequence[torch.Tensor],
+    attention: AttentionInputs,
+) -> torch.Tensor:
+    """The stream behind the layers, operation by operation."""
+    addend, residual = torch.zeros_like(x), x.clone()
+    for layer, layer_kv in zip(layers, pools, strict=True):
+        addend, residual = layer.apply(addend, residual, cos_sin, layer_kv, attention)
+    return addend + residual
 
 
 @pytest.mark.parametrize("forms", FORMS, ids=str)
@@ -92,7 +134,7 @@ def test_every_form_is_the_same_layer(
     angles = torch.rand(ROWS, DIM // 2, device=device)
     cos_sin = torch.stack([angles.cos(), angles.sin()], dim=1)
     pool = random(device, ROWS + 1, 2, HEADS.num_kv_heads, 16, DIM)
-    pools = [[pool.clone() for _ in layers] for _ in range(2)]
+    pools = [[pool.to(dtype, copy=True) for _ in layers] for dtype in (DTYPE, DTYPE, torch.float32)]
     attention = AttentionInputs(
         query_start_loc=torch.arange(ROWS + 1, dtype=torch.int32, device=device),
         seq_lens=torch.arange(1, ROWS + 1, dtype=torch.int32, device=device),
@@ -108,12 +150,18 @@ def test_every_form_is_the_same_layer(
         fused = FusedLayer.of(layer, norm, pdl=False)
         assert fused is not None
         scaled = fused.apply(stream, scaled, cos_sin, layer_kv, attention)
-    addend, residual = torch.zeros_like(x), x.clone()
-    for layer, layer_kv in zip(layers, pools[1], strict=True):
-        addend, residual = layer.apply(addend, residual, cos_sin, layer_kv, attention)
-    torch.testing.assert_close(stream, addend + residual, rtol=0.03, atol=0.06)
-    for ours, theirs in zip(*pools, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.03)
+    plain, exact = (
+        unfused(each, x.to(dtype), cos_sin, layer_pools, attention)
+        for each, dtype, layer_pools in (
+            (layers, DTYPE, pools[1]),
+            ([in_float32(layer) for layer in layers], torch.float32, pools[2]),
+        )
+    )
+    assert_as_exact(stream, plain, exact)
+    for ours, theirs, exact in zip(*pools, strict=True):
+        written = exact != pool.float()
+        assert torch.equal(ours[~written], pool[~written])
+        assert_as_exact(ours[written], theirs[written], exact[written])
 
 
 @pytest.mark.parametrize(("form", "dtype", "takes"), [
