@@ -46,6 +46,13 @@ def best_forms(
     return found
 
 
+def kind_of(form: Form) -> str:
+    """How a form works, in a word."""
+    if isinstance(form, WideTile):
+        return "equal" if form.programs > 0 else "wide"
+    return "skinny" if isinstance(form, Tile) else "library"
+
+
 def as_choice(form: Form | None) -> Choice:
     """As tiles.py has it."""
     return None if isinstance(form, Library) else form

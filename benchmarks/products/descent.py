@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from products.candidates import ahead
-from products.choice import PAIRS, as_choice, pair_us
+from products.choice import PAIRS, as_choice, kind_of, pair_us
 from products.product import SHAPES, Form, sizes
 
 from pillion.kernels.fused_linear.tiles import Choice, Tile, WideTile
 
-# Of a product, those that layers are timed with.
-_FINALISTS: Final = 5
+# Of a kind of forms of a product, those that layers are timed with, and what they may take longer than the best alone.
+_FINALISTS: Final = 3
+_LONGER: Final = 1.15
 _FINAL_PAIRS: Final = 8
 # Less than this is chance.
 _LEAST_GAIN: Final = 2e-3
@@ -63,12 +64,18 @@ class Descent:
 
 
 def finalists(times: Mapping[Form, float]) -> list[Form]:
-    """The best forms, each with its best amount asked for ahead."""
+    """The best forms of each kind, each with its best amount asked for ahead."""
     best: dict[Form, Form] = {}
     for form in sorted(times, key=lambda form: times[form]):
         base = form._replace(prefetch_bytes=0) if isinstance(form, Tile | WideTile) else form
         best.setdefault(base, form)
-    return list(best.values())[:_FINALISTS]
+    longest = _LONGER * min(times.values())
+    found: list[Form] = []
+    for form in best.values():
+        of_kind = [other for other in found if kind_of(other) == kind_of(form)]
+        if len(of_kind) < _FINALISTS and times[form] <= longest:
+            found.append(form)
+    return found
 
 
 def coordinates(

@@ -16,6 +16,7 @@ from products.choice import (
     as_choice,
     best_forms,
     from_json,
+    kind_of,
     short,
     table_lines,
     table_of,
@@ -24,8 +25,6 @@ from products.choice import (
 from products.descent import Descent, LayerForms, coordinates
 from products.layers import Layers
 from products.product import SHAPES, Form, Library, Product, form_today, relative_error
-
-from pillion.kernels.fused_linear.tiles import Tile, WideTile
 
 # Of the tiles of a product, those that are tried with other amounts asked for ahead.
 _FINALISTS: Final = 2
@@ -162,11 +161,7 @@ def _said(shape: str, name: str, rows: int, times: dict[Form, float]) -> str:
     today = form_today(SHAPES[shape], name, rows)
     best: dict[str, tuple[float, Form]] = {}
     for form in sorted(times, key=lambda form: times[form]):
-        is_equal = isinstance(form, WideTile) and form.programs > 0
-        kind = (
-            "equal" if is_equal else {Tile: "skinny", WideTile: "wide"}.get(type(form), "library")
-        )
-        best.setdefault(kind, (times[form], form))
+        best.setdefault(kind_of(form), (times[form], form))
     kinds = [
         f"{kind} {us:.1f}" + ("" if isinstance(form, Library) else f" {short(form)}")
         for kind, (us, form) in best.items()

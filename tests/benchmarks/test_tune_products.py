@@ -126,13 +126,26 @@ def test_layers_are_the_same_with_every_table() -> None:
 LATE = WIDE._replace(early=False)
 # What a product takes alone.
 ALONE: dict[str, dict[Form, float]] = {
-    "qkv": {WIDE: 3.0, EQUAL: 4.0, Library(scaled=False): 9.0},
-    "output": {NARROW: 3.0, WIDE: 4.0},
-    "gated": {WIDE: 6.0, WIDE._replace(prefetch_bytes=256): 6.5, EQUAL: 7.0},
+    "qkv": {WIDE: 3.8, EQUAL: 4.0, Library(scaled=False): 9.0},
+    "output": {NARROW: 3.8, WIDE: 4.0},
+    "gated": {WIDE: 6.0, WIDE._replace(prefetch_bytes=256): 6.5, EQUAL: 6.7},
     "down": {WIDE: 5.0, NARROW: 5.5},
 }
 AHEAD = NARROW._replace(prefetch_bytes=256)
 BEST = LayerForms(LATE, WIDE, EQUAL, AHEAD, attention_early=True)
+
+
+def test_finalists_are_of_every_kind_but_not_much_slower() -> None:
+    wide = [WIDE._replace(stages=stages) for stages in range(2, 7)]
+    times: dict[Form, float] = {form: 10.0 + i / 10 for i, form in enumerate(wide)}
+    times |= {
+        WIDE._replace(prefetch_bytes=256): 9.9,  # in place of itself
+        EQUAL: 11.0,
+        NARROW: 11.4,
+        Library(scaled=True): 12.0,
+    }
+    best = WIDE._replace(prefetch_bytes=256)
+    assert descent.finalists(times) == [best, *wide[1:3], EQUAL]
 
 
 def layer_us(forms: LayerForms) -> float:
