@@ -47,3 +47,11 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Chrome]":
     driver = start_chromium(tmp_path_factory.mktemp("chromium"))
     yield driver
     driver.quit()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What long tests tell of themselves, in a property of that name, is shown also where they pass."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "told":
+                terminalreporter.write_line(f"{report.nodeid}: {value}")

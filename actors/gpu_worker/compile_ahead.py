@@ -27,6 +27,8 @@ from pillion.runtime.process import child_environment
 
 _FEWEST_CORES: Final = 4
 _MOST_PROCESSES: Final = 16
+# There are no steps to capture; see compile_part.
+_MOST_IF_BATCH_INVARIANT: Final = 2
 # What one of them takes of the machine's memory.
 _PROCESS_BYTES: Final = 2 << 30
 _TIMEOUT_S: Final = 120.0
@@ -70,7 +72,8 @@ def compile_ahead(config: EngineConfig) -> Compilation | None:
     if mark.exists():
         return None
     # One core is for the process that loads.
-    num_parts = min(_MOST_PROCESSES, num_cores - 1, free_memory_bytes() // _PROCESS_BYTES)
+    most = _MOST_IF_BATCH_INVARIANT if config.batch_invariant else _MOST_PROCESSES
+    num_parts = min(most, num_cores - 1, free_memory_bytes() // _PROCESS_BYTES)
     if not num_parts:
         return None
     command = [sys.executable, "-P", "-m", "pillion.actors.gpu_worker.compile_process"]
@@ -105,6 +108,7 @@ def _fingerprint(config: EngineConfig) -> str:
         config.max_num_seqs,
         config.max_num_batched_tokens,
         config.block_size,
+        config.batch_invariant,
         sys.version,
         importlib.metadata.version("triton"),
     )

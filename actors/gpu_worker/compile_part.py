@@ -19,7 +19,7 @@ from pillion.actors.gpu_worker.models.loader import (
     open_checkpoint,
 )
 from pillion.actors.gpu_worker.stages import Stages
-from pillion.actors.gpu_worker.warm_up import warm_up
+from pillion.actors.gpu_worker.warm_up import WARM_UP_TOKENS, warm_up
 from pillion.kernels.fused_linear.tiles import padded_rows
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.model_source import resolve_model
@@ -32,7 +32,8 @@ def compile_part(config: EngineConfig, part: int, num_parts: int) -> None:
     """Runs every `num_parts`-th job from `part` on, with one layer of random weights.
 
     The jobs that take longest come first: the largest step with all of the sampler, then decode steps, each class of
-    which has kernels of its own. Mixed steps share most of theirs.
+    which has kernels of its own. Mixed steps share most of theirs. A batch-invariant engine captures nothing: its
+    other job is the step of its warm-up.
     """
     device = Device(choose_device(config.device))
     source = resolve_model(config.model_path or config.model)
@@ -54,18 +55,14 @@ def compile_part(config: EngineConfig, part: int, num_parts: int) -> None:
         dtype,
         device.device,
     )
-    stages = Stages.build(
-        device,
-        loaded.model,
-        layer.vocab_size,
-        kv_cache,
-        limits,
-        graphs_for_weights=num_weights(whole),
-    )
-    largest = partial(
-        warm_up, stages, limits, shape.block_size, num_prefill_tokens=limits.max_num_batched_tokens
-    )
+    invariant = config.batch_invariant
+    build = partial(Stages.build, device, loaded.model, layer.vocab_size, kv_cache, limits)
+    stages = build(graphs_for_weights=None if invariant else num_weights(whole))
+    largest = partial(warm_up, stages, limits, shape.block_size, limits.max_num_batched_tokens)
     jobs: list[Job] = [largest, *_captures(stages)]
+    if invariant:
+        lone = build(batch_invariant=True)
+        jobs.append(partial(warm_up, lone, limits, shape.block_size, WARM_UP_TOKENS))
     for job in jobs[part::num_parts]:
         job()
     torch.cuda.synchronize()

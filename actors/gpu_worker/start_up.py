@@ -33,15 +33,12 @@ from pillion.actors.gpu_worker.limits import (
 )
 from pillion.actors.gpu_worker.models.loader import LoadedModel, load_model
 from pillion.actors.gpu_worker.stages import Stages
-from pillion.actors.gpu_worker.warm_up import self_test, warm_up
+from pillion.actors.gpu_worker.warm_up import WARM_UP_TOKENS, self_test, warm_up
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.control import EngineGeometry, KvGroupGeometry
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.fault_flags import fault_flags_of
 from pillion.runtime.progress import Progress
-
-# Tokens of a warm-up prefill: enough to load every operator, few enough to take no time.
-_WARM_UP_TOKENS: Final = 48
 
 # Parameters of mallopt(3). What a step has freed, in pieces of up to 32 MiB (the most that glibc allows),
 # is kept for the next step; to return it and have it mapped again page by page doubled the time of
@@ -108,7 +105,7 @@ def start_stages(
     )
     end_phase("kv cache")
 
-    warm_up(stages, limits, blueprint.shape.block_size, _WARM_UP_TOKENS)
+    warm_up(stages, limits, blueprint.shape.block_size, WARM_UP_TOKENS)
     end_phase("warm-up")
     if stages.capturer is not None and ledger is not None:
         ledger = replace(ledger, graphs_bytes=capture(device, stages.capturer))

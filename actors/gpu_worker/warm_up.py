@@ -9,6 +9,9 @@ from pillion.messages.codec import pack_ids
 from pillion.messages.sampling import TokenSampling
 from pillion.messages.steps import NewSequence, StepOutput, StepPlan
 
+# Of a prefill: enough to load every operator, few enough to take no time.
+WARM_UP_TOKENS: Final = 48
+
 _EPOCH: Final = 1
 _SELF_TEST_TOKENS: Final = 4  # fewer than the smallest block has
 GREEDY: Final = TokenSampling(

@@ -1,12 +1,13 @@
 """Arrivals, aborts, preemptions, grants and mixed sampling at random: every answer is that of an undisturbed run.
 
 The scheduler, the KV manager and the worker are the real ones, on the CPU and on a CUDA device, where steps are
-graphs and two of them are in flight. PILLION_TEST_SECONDS says how long the run on the device is.
+graphs and two of them are in flight. PILLION_TEST_SECONDS says how long the run on the device is; what it was is told
+at the end of the tests.
 """
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,9 @@ def one_thread() -> Iterator[None]:
         ),
     ],
 )
-def test_every_answer_is_that_of_an_undisturbed_run(device_name: str, tmp_path: Path) -> None:
+def test_every_answer_is_that_of_an_undisturbed_run(
+    device_name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     make_reference("llama").save_pretrained(tmp_path)
     on_cuda = device_name == "cuda"
     device = Device(torch.device("cuda", 0) if on_cuda else torch.device("cpu"))
@@ -69,10 +72,11 @@ def test_every_answer_is_that_of_an_undisturbed_run(device_name: str, tmp_path: 
     edge, scheduler = engine.edge, engine.scheduler.counters
     worker = engine.worker.core.counters  # type: ignore[attr-defined]
     outcomes = [sample.outcome for sample in edge.samples.values()]
-    print(
-        f"{len(outcomes)} samples, {edge.num_tokens} tokens, {worker['steps']} steps,"
-        f" {worker['graph_steps']} of them graphs, {scheduler['preemptions']} preemptions,"
-        f" {load_on_it.num_aborts} aborts, {edge.num_ties} ties"
+    record_property(
+        "told",
+        f"{worker['steps']} steps, {worker['graph_steps']} of them graphs; {len(edge.requests)} arrivals"
+        f" with {len(outcomes)} samples and {edge.num_tokens} tokens, {load_on_it.num_aborts} aborts,"
+        f" {scheduler['preemptions']} preemptions, {edge.num_ties} ties",
     )
     assert len(outcomes) >= LEAST_SAMPLES
     assert set(outcomes) <= {"stop", "length", "abort", "rejected"}

@@ -2,13 +2,20 @@
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tiny_worker import tiny_config
 
 from pillion.actors.gpu_worker import compile_ahead as module
 from pillion.actors.gpu_worker.compile_ahead import Compilation, compile_ahead
+from pillion.actors.gpu_worker.compile_part import compile_part
+from pillion.actors.gpu_worker.lone_tokens import LoneTokenExecutor
+from pillion.actors.gpu_worker.model_executor import ModelExecutor, ModelOutput
+from pillion.actors.gpu_worker.stages import Stages
 from pillion.runtime.config import EngineConfig
 
 
@@ -66,6 +73,17 @@ class TestCompileAhead:
         assert other is not None
         other.wait()
 
+    def test_a_batch_invariant_start_has_two_and_a_mark_of_its_own(
+        self, started: list[list[str]]
+    ) -> None:
+        for fields, num_processes in (({"batch_invariant": True}, 2), ({}, 7)):
+            compilation = compile_ahead(config(**fields))
+            assert compilation is not None
+            compilation.wait()
+            assert len(started) == num_processes
+            started.clear()
+            assert compile_ahead(config(**fields)) is None
+
     def test_nothing_without_a_device(
         self, started: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -73,6 +91,32 @@ class TestCompileAhead:
         monkeypatch.setattr(module, "DRIVER", tmp_path / "none")
         assert compile_ahead(config()) is None
         assert not started
+
+
+class TestParts:
+    @pytest.mark.parametrize("part", [0, 1])
+    def test_a_batch_invariant_engine_captures_nothing(
+        self, part: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        built: list[Stages] = []
+        steps: Counter[type[ModelExecutor]] = Counter()
+        build, execute = Stages.build, ModelExecutor.execute
+
+        def note_build(*arguments: Any, **named: Any) -> Stages:
+            built.append(build(*arguments, **named))
+            return built[-1]
+
+        def note_step(self: ModelExecutor, *arguments: Any) -> ModelOutput:
+            steps[type(self)] += 1
+            return execute(self, *arguments)
+
+        monkeypatch.setattr(Stages, "build", note_build)
+        monkeypatch.setattr(ModelExecutor, "execute", note_step)
+        monkeypatch.setattr(LoneTokenExecutor, "execute", note_step)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        compile_part(tiny_config(tmp_path, "cpu", batch_invariant=True), part, 2)
+        assert [stages.capturer for stages in built] == [None, None]
+        assert steps == {(ModelExecutor, LoneTokenExecutor)[part]: 2}
 
 
 class TestCompilation:

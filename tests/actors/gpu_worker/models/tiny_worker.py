@@ -18,9 +18,16 @@ from pillion.runtime.config import EngineConfig
 BLOCKS_EACH = 8
 
 
-def tiny_config(folder: Path, device: str, **fields: Any) -> EngineConfig:
-    """Of a tiny model with random weights, whose config.json is written to the folder."""
-    content = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SIZES}
+def tiny_config(
+    folder: Path, device: str, sizes: dict[str, Any] | None = None, **fields: Any
+) -> EngineConfig:
+    """Of a tiny model with random weights, whose config.json is written to the folder; `sizes` replace some of it."""
+    content = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **SIZES,
+        **(sizes or {}),
+    }
     (folder / "config.json").write_text(json.dumps(content))
     settings: dict[str, Any] = {
         "dtype": "float32",
