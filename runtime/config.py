@@ -66,6 +66,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_fraction: Annotated[
         float, Meta(description="of a CUDA device's memory, weights and workspace included")
     ] = 0.9
+    tuning_seconds: Annotated[
+        float,
+        Meta(
+            description="that a first start on a CUDA device may take longer to choose the fastest kernels for this"
+            " model; later starts remember, 0: no choice"
+        ),
+    ] = 20.0
     enable_prefix_caching: Annotated[
         bool, Meta(description="share the KV blocks of equal prompt beginnings")
     ] = True
@@ -163,6 +170,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _between("cpu_threads", self.cpu_threads, MAX_CPU_THREADS)
         _between("http_gateways", self.http_gateways, MAX_GATEWAYS)
         for name in (
+            "tuning_seconds",
             "drain_s",
             "start_timeout_s",
             "restart_period_s",
@@ -183,6 +191,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 f"max_queued_requests must be at least 0, got {self.max_queued_requests}"
             )
+        if self.tuning_seconds < 0:
+            raise ConfigError(f"tuning_seconds must be at least 0, got {self.tuning_seconds}")
         if self.drain_s < 0 or self.start_timeout_s <= 0:
             raise ConfigError("drain_s must be at least 0 and start_timeout_s above 0")
         if self.max_restarts < 0 or self.restart_period_s <= 0:

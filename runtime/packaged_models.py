@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pillion.runtime.errors import ModelError
+from pillion.runtime.paths import cache_root
 from pillion.runtime.service_variables import without_service_variables
 
 _COPY_BYTES: Final = 1 << 20
@@ -58,9 +59,7 @@ ALIASES: Final[dict[str, PackagedModel]] = {
 
 def cache_dir() -> Path:
     """Where fetched files are kept: `$XDG_CACHE_HOME/pillion/models`, by default below ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base and os.path.isabs(base) else Path("~/.cache").expanduser()
-    return root / "pillion" / "models"
+    return cache_root() / "models"
 
 
 def cached_file(model: PackagedModel) -> Path | None:

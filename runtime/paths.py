@@ -129,6 +129,13 @@ def runtime_root() -> Path:
     return _shared_fallback()
 
 
+def cache_root() -> Path:
+    """Where files are kept that can be made again: `$XDG_CACHE_HOME/pillion`, by default ~/.cache/pillion."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base and os.path.isabs(base) else Path("~/.cache").expanduser()
+    return root / "pillion"
+
+
 @contextlib.contextmanager
 def usable(path: Path) -> Iterator[None]:
     """Around what makes or writes a file of a run directory. Raises ConfigError if the system refuses it."""

@@ -2,7 +2,8 @@
 
 Triton compiles one variant after the other, and a start needs dozens. Whoever finds its cache without them for
 this model starts processes that capture the same steps with one layer and random weights: what they compile is
-on disk when the worker asks for it. Nothing here imports torch, so that they start first.
+on disk when the worker asks for it. Then they check the candidates of a tuning, if there is one to come (see
+tuning/start.py). Nothing here imports torch, so that they start first.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import selectors
 import subprocess
 import sys
 import time
@@ -32,6 +34,10 @@ _MOST_IF_BATCH_INVARIANT: Final = 2
 # What one of them takes of the machine's memory.
 _PROCESS_BYTES: Final = 2 << 30
 _TIMEOUT_S: Final = 120.0
+# What a process may have begun when its time to tune is up.
+_GRACE_S: Final = 5.0
+# A line of what a process says: all that a start needs is compiled.
+COMPILED: Final = "compiled"
 
 logger = logging.getLogger(__name__)
 
@@ -39,58 +45,103 @@ logger = logging.getLogger(__name__)
 class Compilation:
     """Processes that compile, and the mark that a later start finds."""
 
-    def __init__(self, processes: Sequence["subprocess.Popen[bytes]"], mark: Path) -> None:
+    def __init__(
+        self,
+        processes: Sequence["subprocess.Popen[bytes]"],
+        mark: Path | None,
+        tuning_seconds: float = 0.0,
+    ) -> None:
         self._processes = processes
         self._mark = mark
+        self._tuning_seconds = tuning_seconds
+        self._heard: dict[int, bytes] = {process.pid: b"" for process in processes}
 
-    def wait(self) -> None:
-        """Until all have ended. What they did not compile is compiled when it is needed."""
-        deadline = time.monotonic() + _TIMEOUT_S
+    def wait(self) -> list[str]:
+        """Until all have ended; what they say of the candidates of a tuning.
+
+        What they did not compile is compiled when it is needed.
+        """
+        self._listen()
         for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if process.poll() is None:
                 process.kill()
-                process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-        failed = sum(process.returncode != 0 for process in self._processes)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        failed = len(self._processes) - self._num_compiled()
         if failed:
             logger.warning("%d of %d processes compiled no kernels", failed, len(self._processes))
-            return
-        self._mark.parent.mkdir(parents=True, exist_ok=True)
-        self._mark.touch()
+        elif self._mark is not None:
+            self._mark.parent.mkdir(parents=True, exist_ok=True)
+            self._mark.touch()
+        said = (heard.decode(errors="replace").splitlines() for heard in self._heard.values())
+        return [line for lines in said for line in lines if line != COMPILED]
+
+    def _listen(self) -> None:
+        """Until all have ended, or time is up: a tuning has its own from when all else is compiled."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        is_tuning = False
+        with selectors.DefaultSelector() as selector:
+            for process in self._processes:
+                if process.stdout is not None:
+                    selector.register(process.stdout, selectors.EVENT_READ, process.pid)
+            while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    data = os.read(key.fd, 1 << 16)
+                    self._heard[key.data] += data
+                    if not data:
+                        selector.unregister(key.fileobj)
+                if not is_tuning and self._num_compiled() == len(self._processes):
+                    is_tuning = True
+                    deadline = time.monotonic() + self._tuning_seconds + _GRACE_S
+
+    def _num_compiled(self) -> int:
+        line = f"{COMPILED}\n".encode()
+        return sum(line in heard for heard in self._heard.values())
 
 
 def compile_ahead(config: EngineConfig) -> Compilation | None:
     """Starts the processes; None where nothing is to be compiled, or not by others."""
-    num_cores = len(os.sched_getaffinity(0))
-    has_device = config.device != "cpu" and DRIVER.exists()
-    if not has_device or num_cores < _FEWEST_CORES or importlib.util.find_spec("triton") is None:
+    if not _has_device(config) or len(os.sched_getaffinity(0)) < _FEWEST_CORES:
         return None
     mark = _cache_dir() / f"pillion-{_fingerprint(config)}"
-    if mark.exists():
-        return None
+    return None if mark.exists() else _start(config, mark)
+
+
+def check_ahead(config: EngineConfig) -> Compilation | None:
+    """Starts processes that only check the candidates of a tuning; None where there can't be any."""
+    return _start(config, None) if _has_device(config) else None
+
+
+def _has_device(config: EngineConfig) -> bool:
+    has_driver = config.device != "cpu" and DRIVER.exists()
+    return has_driver and importlib.util.find_spec("triton") is not None
+
+
+def _start(config: EngineConfig, mark: Path | None) -> Compilation | None:
     # One core is for the process that loads.
+    num_cores = max(2, len(os.sched_getaffinity(0)))
     most = _MOST_IF_BATCH_INVARIANT if config.batch_invariant else _MOST_PROCESSES
     num_parts = min(most, num_cores - 1, free_memory_bytes() // _PROCESS_BYTES)
     if not num_parts:
         return None
     command = [sys.executable, "-P", "-m", "pillion.actors.gpu_worker.compile_process"]
     shown = structs.replace(config, api_key=None)  # command lines are for everybody to read
-    command += [shown.to_json().decode(), str(num_parts)]
+    what = "tuning" if mark is None else "all"
+    command += [shown.to_json().decode(), what, str(num_parts)]
     processes = [
         # Our end of the pipe is the process's lifeline: it closes with us.
         subprocess.Popen(
             [*command, str(part)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=child_environment(),
         )
         for part in range(num_parts)
     ]
-    return Compilation(processes, mark)
+    return Compilation(processes, mark, config.tuning_seconds)
 
 
 def _cache_dir() -> Path:

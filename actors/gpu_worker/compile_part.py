@@ -7,18 +7,22 @@ from itertools import groupby
 
 import torch
 
+from pillion.actors.gpu_worker.compile_ahead import COMPILED
 from pillion.actors.gpu_worker.cuda_graphs import graph_sizes
 from pillion.actors.gpu_worker.device import Device, choose_device
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.limits import KvShape, probe_limits
 from pillion.actors.gpu_worker.models.dummy_checkpoint import DummyCheckpoint
 from pillion.actors.gpu_worker.models.loader import (
+    LoadedModel,
     choose_dtype,
     load_model,
     num_weights,
     open_checkpoint,
 )
 from pillion.actors.gpu_worker.stages import Stages
+from pillion.actors.gpu_worker.tuning.checking import check_part
+from pillion.actors.gpu_worker.tuning.start import COMPILING_SHARE, tuning_left
 from pillion.actors.gpu_worker.warm_up import WARM_UP_TOKENS, warm_up
 from pillion.kernels.fused_linear.tiles import padded_rows
 from pillion.runtime.config import EngineConfig
@@ -28,22 +32,48 @@ Job = Callable[[], None]
 
 
 @torch.inference_mode()
-def compile_part(config: EngineConfig, part: int, num_parts: int) -> None:
+def compile_part(
+    config: EngineConfig,
+    part: int,
+    num_parts: int,
+    report: Callable[[str], None],
+    *,
+    only_tuning: bool = False,
+) -> None:
     """Runs every `num_parts`-th job from `part` on, with one layer of random weights.
 
-    The jobs that take longest come first: the largest step with all of the sampler, then decode steps, each class of
-    which has kernels of its own. Mixed steps share most of theirs. A batch-invariant engine captures nothing: its
-    other job is the step of its warm-up.
+    First what each start needs, unless that is there and `only_tuning` is left to do.
     """
     device = Device(choose_device(config.device))
     source = resolve_model(config.model_path or config.model)
     whole = open_checkpoint(config, source).config
     dtype = choose_dtype(config.dtype, device.device, whole)
+    plan = tuning_left(config, whole, dtype, device.device)
     # A tied head saves memory, and its kernels are those of any head.
     layer = replace(
         whole, num_layers=1, sliding_windows=whole.sliding_windows[:1], tie_word_embeddings=True
     )
     loaded = load_model(config, source, device.device, dtype, DummyCheckpoint(layer, 0))
+    if not only_tuning:
+        for job in _jobs(config, device, loaded, num_weights(whole))[part::num_parts]:
+            job()
+        torch.cuda.synchronize()
+    report(COMPILED)
+    if plan is not None and loaded.model.fused_layers:
+        seconds = COMPILING_SHARE * config.tuning_seconds
+        check_part(plan, loaded.model, part, num_parts, seconds, report)
+
+
+def _jobs(
+    config: EngineConfig, device: Device, loaded: LoadedModel, num_weights: int
+) -> Sequence[Job]:
+    """Of a start, for a model of so many weights of which one layer is loaded.
+
+    The jobs that take longest come first: the largest step with all of the sampler, then decode steps, each class of
+    which has kernels of its own. Mixed steps share most of theirs. A batch-invariant engine captures nothing: its
+    other job is the step of its warm-up.
+    """
+    layer, dtype = loaded.config, loaded.dtype
     shape = KvShape(1, layer.num_kv_heads, layer.head_dim, config.block_size, dtype.itemsize)
     limits = probe_limits(config, shape, layer.max_positions)
     kv_cache = KvCache(
@@ -57,15 +87,13 @@ def compile_part(config: EngineConfig, part: int, num_parts: int) -> None:
     )
     invariant = config.batch_invariant
     build = partial(Stages.build, device, loaded.model, layer.vocab_size, kv_cache, limits)
-    stages = build(graphs_for_weights=None if invariant else num_weights(whole))
+    stages = build(graphs_for_weights=None if invariant else num_weights)
     largest = partial(warm_up, stages, limits, shape.block_size, limits.max_num_batched_tokens)
     jobs: list[Job] = [largest, *_captures(stages)]
     if invariant:
         lone = build(batch_invariant=True)
         jobs.append(partial(warm_up, lone, limits, shape.block_size, WARM_UP_TOKENS))
-    for job in jobs[part::num_parts]:
-        job()
-    torch.cuda.synchronize()
+    return jobs
 
 
 def _captures(stages: Stages) -> Sequence[Job]:

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from pillion.actors.gpu_worker.blueprint import Blueprint
-from pillion.actors.gpu_worker.compile_ahead import Compilation
+from pillion.actors.gpu_worker.compile_ahead import Compilation, check_ahead
 from pillion.actors.gpu_worker.cuda_memory import (
     capture,
     held_bytes,
@@ -33,6 +33,7 @@ from pillion.actors.gpu_worker.limits import (
 )
 from pillion.actors.gpu_worker.models.loader import LoadedModel, load_model
 from pillion.actors.gpu_worker.stages import Stages
+from pillion.actors.gpu_worker.tuning.start import run_tuning, tuning_left
 from pillion.actors.gpu_worker.warm_up import WARM_UP_TOKENS, self_test, warm_up
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.control import EngineGeometry, KvGroupGeometry
@@ -70,7 +71,8 @@ def start_stages(
 ) -> tuple[Stages, EngineGeometry]:
     """Loads the model, sizes the KV pool and runs a first step; `end_phase` hears what is done.
 
-    Waits for `compilation`, whose processes use the device's memory, before the pool is sized.
+    Waits for `compilation`, whose processes use the device's memory, before the pool is sized. Starts one where
+    products are to be tuned that no earlier start has tuned.
 
     Each layer of a step that is no graph is stamped in `progress`: on a CPU it may take long, and on a CUDA device
     its kernels may have to be compiled.
@@ -80,6 +82,9 @@ def start_stages(
     """
     device = _open_device(config)
     blueprint = Blueprint.read(config, device)
+    plan = tuning_left(config, blueprint.model_config, blueprint.dtype, blueprint.device.device)
+    if plan is not None and compilation is None:
+        compilation = check_ahead(config)
     early = _limits_before_loading(blueprint, compiles_ahead=compilation is not None)
     end_phase("model files")
 
@@ -88,8 +93,11 @@ def start_stages(
     )
     end_phase("weights")
     if compilation is not None:
-        compilation.wait()
+        findings = compilation.wait()
         end_phase("kernels")
+        if plan is not None:
+            run_tuning(plan, loaded, findings, config.tuning_seconds)
+            end_phase("tuning")
     limits, ledger = (early, None) if early is not None else measured_limits(blueprint, loaded)
     on_layer = progress.stamp_layer if progress is not None else None
     kv_cache = blueprint.kv_cache(limits.num_blocks, on_layer)

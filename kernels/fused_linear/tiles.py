@@ -1,8 +1,10 @@
-"""Which tile a product runs with: measured on an H200 for known shapes, else chosen by shape.
+"""Which tile a product runs with: measured at start-up, or on an H200 for known shapes, else chosen by shape.
 
 `benchmarks/tune_fused_linear.py` makes the table.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
 
 Kind = Literal["qkv", "add", "gated", "head"]
@@ -48,7 +50,12 @@ class WideTile(NamedTuple):
 Choice = Tile | WideTile | None
 
 # (kind, rows of the weight, columns of the weight) -> {padded rows: tile, or None where the library's product
-# was faster}. Medians on one H200.
+# was faster}
+Table = Mapping[tuple[Kind, int, int], Mapping[int, Choice]]
+
+# The device's name, as the driver says it.
+MEASURED_ON: Final = "NVIDIA H200"
+# Medians on one of these.
 MEASURED: Final[dict[tuple[Kind, int, int], dict[int, Choice]]] = {
     # 135M (SmolLM2)
     ("qkv", 960, 576): {
@@ -187,6 +194,9 @@ MEASURED: Final[dict[tuple[Kind, int, int], dict[int, Choice]]] = {
 }
 
 
+# A process has one model on one device, and its kernels' callers know only tensors.
+_tuned: Table = {}
+
 # Beyond one row a fused product pays, unmeasured, where launches weigh more than bytes.
 _SMALL_K: Final = 1024
 _MOST_ROWS: Final = 32
@@ -200,12 +210,35 @@ def padded_rows(num_rows: int) -> int:
 def choose(kind: Kind, n: int, k: int, num_rows: int) -> Choice:
     """The fastest way for a weight [n, k] and so many rows; None is the library's product."""
     rows = padded_rows(num_rows)
+    tuned = _tuned.get((kind, n, k), {})
+    return tuned[rows] if rows in tuned else choose_untuned(kind, n, k, rows)
+
+
+def choose_untuned(kind: Kind, n: int, k: int, rows: int) -> Choice:
+    """The same for a padded number of rows, as far as can be known without a measurement on this device."""
     measured = MEASURED.get((kind, n, k), {})
     if rows in measured:
         return measured[rows]
     if rows == 1 or (k <= _SMALL_K and rows <= _MOST_ROWS and kind != "head"):
         return default_tile(kind, n, k, rows)
     return None
+
+
+def use_tuned(table: Table) -> None:
+    """From now on this process's products run as a table says that was measured on its device."""
+    global _tuned
+    _tuned = table
+
+
+@contextmanager
+def trying(table: Table) -> Iterator[None]:
+    """Products run as a table says, but only inside."""
+    before = _tuned
+    use_tuned(table)
+    try:
+        yield
+    finally:
+        use_tuned(before)
 
 
 def default_tile(kind: Kind, n: int, k: int, rows: int) -> Tile:

@@ -41,6 +41,19 @@ class Transformer:
         self.dtype = dtype
         self._fused = _fused_layers(layers, final_norm, embedding_table.device)
 
+    @property
+    def fused_layers(self) -> Sequence[FusedLayer]:
+        """The layers as decode steps on a CUDA device run them; none where they can't be fused."""
+        return self._fused
+
+    @property
+    def fused_head(self) -> torch.Tensor | None:
+        """[vocab_size, hidden_size]: the head's weight, where its product is fused."""
+        head = self._head
+        if self._fused and isinstance(head, DenseLinear) and head.bias is None:
+            return head.weight
+        return None
+
     @torch.inference_mode()
     def forward(
         self,
@@ -80,8 +93,9 @@ class Transformer:
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Scores of every next token, [n, hidden_size] to [n, vocab_size] float32. Writes: out, if it is given."""
-        if self._fused and isinstance(self._head, DenseLinear) and self._head.bias is None:
-            return linear_float32(hidden, self._head.weight, out)
+        weight = self.fused_head
+        if weight is not None:
+            return linear_float32(hidden, weight, out)
         logits = self._head.apply(hidden).float()
         return logits if out is None else out.copy_(logits)
 

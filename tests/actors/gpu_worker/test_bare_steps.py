@@ -32,6 +32,7 @@ def config(folder: Path, device: str) -> EngineConfig:
         max_num_batched_tokens=20,
         max_model_len=64,
         kv_cache_bytes=1 << 20,
+        tuning_seconds=0.0,
     )
 
 

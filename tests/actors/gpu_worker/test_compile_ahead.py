@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,12 @@ import torch
 from tiny_worker import tiny_config
 
 from pillion.actors.gpu_worker import compile_ahead as module
-from pillion.actors.gpu_worker.compile_ahead import Compilation, compile_ahead
+from pillion.actors.gpu_worker.compile_ahead import (
+    COMPILED,
+    Compilation,
+    check_ahead,
+    compile_ahead,
+)
 from pillion.actors.gpu_worker.compile_part import compile_part
 from pillion.actors.gpu_worker.lone_tokens import LoneTokenExecutor
 from pillion.actors.gpu_worker.model_executor import ModelExecutor, ModelOutput
@@ -24,7 +30,11 @@ def config(**fields: Any) -> EngineConfig:
 
 
 def process(code: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", f"from time import sleep; {code}"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+COMPILES = f"print('{COMPILED}', flush=True)"
 
 
 @pytest.fixture
@@ -35,7 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
     def popen(command: list[str], **_: Any) -> "subprocess.Popen[bytes]":
         commands.append(command)
-        return process("pass")
+        return process(COMPILES)
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "DRIVER", tmp_path)
@@ -52,6 +62,18 @@ class TestCompileAhead:
         assert compilation is not None
         compilation.wait()
         assert [command[-2:] for command in started] == [["7", str(part)] for part in range(7)]
+
+    def test_what_is_compiled_need_not_be_compiled_to_be_checked(
+        self, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: range(2))
+        assert compile_ahead(config()) is None  # the one process would not be done before this one
+        checks = check_ahead(config())
+        assert checks is not None
+        checks.wait()
+        assert [command[-3:] for command in started] == [["tuning", "1", "0"]]
+        assert not module._cache_dir().exists()
+        assert check_ahead(config(device="cpu")) is None
 
     def test_there_are_as_many_as_fit_the_memory(
         self, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
@@ -114,22 +136,40 @@ class TestParts:
         monkeypatch.setattr(ModelExecutor, "execute", note_step)
         monkeypatch.setattr(LoneTokenExecutor, "execute", note_step)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        compile_part(tiny_config(tmp_path, "cpu", batch_invariant=True), part, 2)
+        said: list[str] = []
+        compile_part(tiny_config(tmp_path, "cpu", batch_invariant=True), part, 2, said.append)
         assert [stages.capturer for stages in built] == [None, None]
         assert steps == {(ModelExecutor, LoneTokenExecutor)[part]: 2}
+        assert said == [COMPILED]
 
 
 class TestCompilation:
     def test_a_failure_leaves_no_mark(self, tmp_path: Path) -> None:
         mark = tmp_path / "cache" / "mark"
-        Compilation([process("pass"), process("raise SystemExit(3)")], mark).wait()
+        Compilation([process(COMPILES), process("raise SystemExit(3)")], mark).wait()
         assert not mark.exists()
-        Compilation([process("pass")], mark).wait()
+        Compilation([process(COMPILES)], mark).wait()
         assert mark.exists()
 
     def test_what_hangs_is_ended(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(module, "_TIMEOUT_S", 0.2)
-        sleeper = process("import time; time.sleep(60)")
+        sleeper = process("sleep(60)")
         Compilation([sleeper], tmp_path / "mark").wait()
         assert sleeper.returncode is not None
         assert not (tmp_path / "mark").exists()
+
+    def test_a_candidate_that_crashes_or_hangs_costs_its_process(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(module, "_GRACE_S", 0.3)
+        processes = [
+            process(f"{COMPILES}; print('0 right', flush=True); raise SystemExit(139)"),
+            process(f"{COMPILES}; print('1 right', flush=True); sleep(60)"),
+            process(f"{COMPILES}; print('2 off by 0.1'); print('5 right')"),
+        ]
+        mark = tmp_path / "mark"
+        began = time.monotonic()
+        said = Compilation(processes, mark, tuning_seconds=0.2).wait()
+        assert time.monotonic() - began < 30
+        assert sorted(said) == ["0 right", "1 right", "2 off by 0.1", "5 right"]
+        assert mark.exists()

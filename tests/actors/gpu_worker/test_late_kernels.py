@@ -54,7 +54,12 @@ def test_a_start_has_run_all_kernels_that_steps_need(
     """Whatever the lengths and numbers of prompts; in graphs, beyond them and where prompts are long."""
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     config = make_config(
-        {"model": str(tmp_path), "load_format": "dummy", "num_kv_blocks": 4096}, None
+        {
+            "model": str(tmp_path),
+            "load_format": "dummy",
+            "num_kv_blocks": 4096,
+            "tuning_seconds": 0.0,
+        }
     )
     stages, geometry = start_stages(config, 1, lambda phase: None)
     late = []
