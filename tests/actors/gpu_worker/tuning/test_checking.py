@@ -124,7 +124,7 @@ def test_wrong_forms_are_found(
         def __getitem__(self, grid: object) -> Callable[..., None]:
             return lambda *_, **__: None
 
-    monkeypatch.setattr(wide_impl.triton_wide, kind, Nothing())
+    monkeypatch.setattr(wide_impl, kind, Nothing())
     lines = check(tiny, model)
     right, all_checked = right_candidates(tiny, lines)
     assert all_checked
