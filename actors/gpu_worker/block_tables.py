@@ -61,10 +61,13 @@ class BlockTables:
         self.capacity_np[slots] = 0
         self.capacity[self._device.upload_int64(slots)] = 0
 
+    def blocks_for(self, num_tokens: int) -> int:
+        """That so many tokens need."""
+        return -(-num_tokens // self.block_size)
+
     def of(self, slots: torch.Tensor, max_seq_len: int) -> torch.Tensor:
         """[num_rows, blocks that max_seq_len tokens need] int32."""
-        num_blocks = -(-max_seq_len // self.block_size)
-        return self.table[:, :num_blocks].index_select(0, slots)
+        return self.table[:, : self.blocks_for(max_seq_len)].index_select(0, slots)
 
     def _next_columns(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """The table column of each appended block: the slot's length plus earlier mentions in `slots`."""

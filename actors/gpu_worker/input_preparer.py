@@ -160,18 +160,17 @@ class InputPreparer:
         """
         max_seq_len = max_seq_len or self._states.max_model_len
         num_rows = len(constants.slots_np)
-        decode = self._decode_rows(constants)
-        table = self._blocks.of(constants.slots, max_seq_len)
+        decode = self._decode_rows(constants, self._blocks.blocks_for(max_seq_len))
         attention = AttentionInputs(
             query_start_loc=constants.query_start_loc,
             seq_lens=decode.seq_lens,
-            block_table=table,
+            block_table=decode.block_table,
             slot_mapping=decode.slot_mapping,
             num_decode_rows=num_rows,
             max_query_len=min(num_rows, 1),
             max_seq_len=max_seq_len,
             max_decode_seq_len=max_seq_len,
-            gather=self._gather(table, decode.seq_lens, num_rows, max_seq_len),
+            gather=self._gather(decode.block_table, decode.seq_lens, num_rows, max_seq_len),
             pool_rows=self._pool_rows(decode.slot_mapping),
         )
         return StepInputs(
@@ -179,7 +178,7 @@ class InputPreparer:
             positions=decode.positions,
             attention=attention,
             slots=constants.slots,
-            advance=decode.valid.to(torch.int64),
+            advance=decode.advance,
             logits_indices=constants.logits_indices,
             sample_slots=constants.slots,
             sample_valid=decode.valid,
@@ -192,7 +191,7 @@ class InputPreparer:
             num_prefill_tokens=0,
         )
 
-    def _decode_rows(self, constants: DecodeConstants) -> DecodeRows:
+    def _decode_rows(self, constants: DecodeConstants, num_blocks: int) -> DecodeRows:
         states = self._states
         return prepare_decode(
             constants.slots,
@@ -203,6 +202,7 @@ class InputPreparer:
             states.finished,
             self._blocks.table,
             self._blocks.block_size,
+            num_blocks,
         )
 
     def _keep_constants(self, slots_np: npt.NDArray[np.int32]) -> None:
@@ -223,7 +223,8 @@ class InputPreparer:
         device, states = self._device, self._states
         self._keep_constants(rows.decode_slots)
         max_decode_seq_len = int(states.num_computed_np[rows.decode_slots].max(initial=-1)) + 1
-        decode = self._decode_rows(self._constants)
+        # With the tables of the prefill rows come theirs.
+        decode = self._decode_rows(self._constants, num_blocks=0)
         num_decode = len(rows.decode_slots)
         lengths = rows.prefill_ends - rows.prefill_starts
         tokens = self._prefill_tokens(rows, lengths)
@@ -268,7 +269,7 @@ class InputPreparer:
             positions=torch.cat([decode.positions, tokens.positions]),
             attention=attention,
             slots=slots,
-            advance=torch.cat([decode.valid.to(torch.int64), device.upload(lengths)]),
+            advance=torch.cat([decode.advance, device.upload(lengths)]),
             logits_indices=device.upload(bounds[sampling + 1] - 1),
             sample_slots=device.upload_int64(sample_slots),
             sample_valid=torch.cat([decode.valid, decode.valid.new_ones(num_last_chunks)]),

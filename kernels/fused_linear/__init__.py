@@ -36,7 +36,7 @@ def linear_float32(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, *, pdl: bool = False
 ) -> torch.Tensor:
     """x @ weight.T in float32, [n, out]: a model's head. Writes: out, if it is given."""
-    choice = _choose("head", weight, x)
+    choice = _choose("head", weight, len(x))
     if isinstance(choice, WideTile):
         from pillion.kernels.fused_linear import wide_impl
 
@@ -60,7 +60,7 @@ def norm_gated_linear(
     pdl: bool = False,
 ) -> torch.Tensor:
     """silu(g) * u with g, u = the halves of rms_norm(x, gain) @ weight.T; [n, out / 2]."""
-    choice = _choose("gated", weight, x)
+    choice = _choose("gated", weight, len(x))
     if isinstance(choice, WideTile):
         from pillion.kernels.fused_linear import wide_impl
 
@@ -88,7 +88,7 @@ def linear_add(
 
     Returns what a norm of the residual with `next_gain` needs, where this comes at no further cost.
     """
-    choice = _choose("add", weight, x)
+    choice = _choose("add", weight, len(x))
     if isinstance(choice, WideTile):
         from pillion.kernels.fused_linear import wide_impl
 
@@ -127,7 +127,7 @@ def norm_qkv(
 
     Writes: layer_kv at slot_mapping.
     """
-    choice = _choose("qkv", weight, x)
+    choice = _choose("qkv", weight, len(x))
     if 2 * cos_sin.shape[-1] != layer_kv.shape[-1]:
         choice = None
     rest = (eps, weight, bias, cos_sin, layer_kv, slot_mapping, num_q_heads)
@@ -145,18 +145,20 @@ def norm_qkv(
     return composed.norm_qkv(x, gain, *rest, scaled)
 
 
-def takes_scaled(kind: tiles.Kind, weight: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether a product behind a norm of x goes without the norm where x comes with its `Scaled`.
+def takes_scaled(kind: tiles.Kind, weight: torch.Tensor, num_rows: int) -> bool:
+    """Whether a product of so many rows behind a norm goes without the norm where x comes with its `Scaled`.
 
     The library's product rounds before rows are divided, for which only bfloat16 has the range.
     """
-    choice = _choose(kind, weight, x)
-    return isinstance(choice, WideTile) or (choice is None and x.dtype == torch.bfloat16)
+    choice = _choose(kind, weight, num_rows)
+    return isinstance(choice, WideTile) or (choice is None and weight.dtype == torch.bfloat16)
 
 
-def _choose(kind: tiles.Kind, weight: torch.Tensor, x: torch.Tensor) -> tiles.Choice:
-    choice = tiles.choose(kind, weight.shape[0], weight.shape[1], x.shape[0])
-    return None if isinstance(choice, WideTile) and not _runs_wide(x.device) else choice
+def _choose(kind: tiles.Kind, weight: torch.Tensor, num_rows: int) -> tiles.Choice:
+    choice = tiles.choose(kind, weight.shape[0], weight.shape[1], num_rows)
+    if isinstance(choice, WideTile) and not _runs_wide(weight.device):
+        return None
+    return choice
 
 
 @functools.lru_cache

@@ -20,6 +20,10 @@ class DecodeRows(NamedTuple):
     seq_lens: torch.Tensor
     # [num_rows] bool; False: masked
     valid: torch.Tensor
+    # [num_rows] int64; tokens of the row that are computed in this step
+    advance: torch.Tensor
+    # [num_rows, num_blocks] int32
+    block_table: torch.Tensor
 
 
 def prepare_decode(
@@ -31,6 +35,7 @@ def prepare_decode(
     finished: torch.Tensor,
     block_tables: torch.Tensor,
     block_size: int,
+    num_blocks: int,
 ) -> DecodeRows:
     """What the decode rows of these slots read; shapes depend on the number of rows alone.
 
@@ -44,6 +49,7 @@ def prepare_decode(
     capacity      [num_slots] int64; tokens for which the slot has blocks
     finished      [num_slots] bool
     block_tables  [num_slots, max_blocks] int32
+    num_blocks    columns of these that the rows read, from the first on
     """
     if slots.is_cuda:
         from pillion.kernels.prepare_decode import triton_impl
@@ -61,5 +67,6 @@ def prepare_decode(
             finished,
             block_tables,
             block_size,
+            num_blocks,
         )
     )

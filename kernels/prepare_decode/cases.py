@@ -20,6 +20,7 @@ class Inputs:
     finished: torch.Tensor
     block_tables: torch.Tensor
     block_size: int
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Case:
     num_rows: int
     num_slots: int
     block_size: int = 8
+    num_blocks: int = 3  # of each row's that are read
+    max_blocks: int | None = None  # None: as the tokens need
 
     def inputs(self, device: torch.device) -> Inputs:
         """Slots are distinct, but for padding with the last one, which is finished."""
@@ -41,7 +44,7 @@ class Case:
         padding = slots.new_full((self.num_rows - len(slots),), self.num_slots - 1)
         num_computed = integers(0, _MAX_MODEL_LEN, self.num_slots)
         num_known = num_computed + (integers(0, 5, self.num_slots) > 0).long()
-        num_blocks = -(-_MAX_MODEL_LEN // self.block_size)
+        max_blocks = self.max_blocks or -(-_MAX_MODEL_LEN // self.block_size)
         capacity = num_computed + integers(-1, 4, self.num_slots)
         finished = integers(0, 5, self.num_slots) == 0
         finished[-1] = True
@@ -52,8 +55,9 @@ class Case:
             num_known=num_known.to(device),
             capacity=capacity.to(device),
             finished=finished.to(device),
-            block_tables=integers(0, 1000, self.num_slots, num_blocks).int().to(device),
+            block_tables=integers(0, 1000, self.num_slots, max_blocks).int().to(device),
             block_size=self.block_size,
+            num_blocks=self.num_blocks,
         )
 
 
@@ -61,6 +65,8 @@ CASES: Final = (
     Case(0, 3),
     Case(1, 2),
     Case(7, 20),
+    Case(9, 20, num_blocks=0),
+    Case(5, 20, num_blocks=2100, max_blocks=2200),
     Case(64, 65),
     Case(100, 70, 16),
     Case(257, 400),

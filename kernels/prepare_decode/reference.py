@@ -12,7 +12,8 @@ def prepare_decode(
     finished: torch.Tensor,
     block_tables: torch.Tensor,
     block_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_blocks: int,
+) -> tuple[torch.Tensor, ...]:
     """See `pillion.kernels.prepare_decode.prepare_decode`."""
     computed = num_computed[slots]
     valid = (computed + 1 == num_known[slots]) & (computed < capacity[slots]) & ~finished[slots]
@@ -23,4 +24,5 @@ def prepare_decode(
     slot_mapping = block_ids * block_size + positions % block_size
     slot_mapping = torch.where(valid, slot_mapping, -1)
     seq_lens = ((computed + 1) * valid).to(torch.int32)
-    return input_ids, positions, slot_mapping, seq_lens, valid
+    block_table = block_tables[:, :num_blocks].index_select(0, slots)
+    return input_ids, positions, slot_mapping, seq_lens, valid, valid.to(torch.int64), block_table

@@ -52,6 +52,11 @@ class FusedLayer:
             return None
         return cls(layer, qkv, output, gate_up, down, next_norm, pdl)
 
+    def first_gain(self, num_rows: int) -> torch.Tensor | None:
+        """That of this layer's first norm, if so many rows can come with what it needs of them."""
+        norm = self.layer.attention_norm
+        return norm if takes_scaled("qkv", self.qkv.weight, num_rows) else None
+
     def apply(
         self,
         x: torch.Tensor,
@@ -87,7 +92,7 @@ class FusedLayer:
             layer.attention.sliding_window,
         )
         gain: torch.Tensor | None = layer.feed_forward_norm
-        if not takes_scaled("gated", self.gate_up.weight, x):
+        if not takes_scaled("gated", self.gate_up.weight, len(x)):
             gain = None
         scaled = linear_add(
             attended.flatten(1), self.output.weight, self.output.bias, x, gain, pdl=self.pdl
@@ -95,7 +100,7 @@ class FusedLayer:
         gated = norm_gated_linear(
             x, layer.feed_forward_norm, layer.eps, self.gate_up.weight, scaled, pdl=self.pdl
         )
-        gain = self.next_norm if takes_scaled("qkv", self.qkv.weight, x) else None
+        gain = self.next_norm if takes_scaled("qkv", self.qkv.weight, len(x)) else None
         return linear_add(gated, self.down.weight, self.down.bias, x, gain, pdl=self.pdl)
 
     def apply_prompts(

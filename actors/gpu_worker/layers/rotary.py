@@ -24,15 +24,15 @@ class RotaryEmbedding:
         # [rotary_dim / 2] float32
         self.frequencies = rotary_frequencies(rope, head_dim).to(device)
         self._magnitude = attention_magnitude(rope)
-        # [max_positions, 2, rotary_dim / 2] float32
-        self._table: torch.Tensor | None = None
+        # [max_positions, 2, rotary_dim / 2] float32; None: cos_sin computes them
+        self.table: torch.Tensor | None = None
         if max_positions and (device.type == "cuda" or max_positions <= _MAX_CPU_TABLE):
-            self._table = self._compute(torch.arange(max_positions, device=device))
+            self.table = self._compute(torch.arange(max_positions, device=device))
 
     def cos_sin(self, positions: torch.Tensor) -> torch.Tensor:
         """Cosines and sines of positions [n]: [n, 2, rotary_dim / 2] float32. Once per step, for all layers."""
-        if self._table is not None:
-            return self._table.index_select(0, positions)
+        if self.table is not None:
+            return self.table.index_select(0, positions)
         return self._compute(positions)
 
     def _compute(self, positions: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from pillion.actors.gpu_worker.layers.fused_layer import FusedLayer
 from pillion.actors.gpu_worker.layers.rotary import RotaryEmbedding
 from pillion.actors.gpu_worker.quantization.linear import DenseLinear, Linear
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs
+from pillion.kernels.embed_tokens import EmbeddedTokens, embed_tokens
 from pillion.kernels.fused_linear import linear_float32
 from pillion.kernels.rms_norm import rms_norm, rms_norm_add
 
@@ -39,7 +40,12 @@ class Transformer:
         self._rotary = rotary
         self._eps = eps
         self.dtype = dtype
-        self._fused = _fused_layers(layers, final_norm, embedding_table.device)
+        device = embedding_table.device
+        # programmatic dependent launch between a step's kernels
+        self._pdl = (
+            device.type == "cuda" and torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY
+        )
+        self._fused = _fused_layers(layers, final_norm, device, pdl=self._pdl)
 
     @property
     def fused_layers(self) -> Sequence[FusedLayer]:
@@ -68,11 +74,11 @@ class Transformer:
         input_ids, positions [num_tokens] int64; wanted [n] int64: only of these tokens, [n, hidden_size], for which the
         last layer does no more than the others need. Writes: kv_cache, at the tokens of this step.
         """
-        cos_sin = self._rotary.cos_sin(positions)
-        residual = embedding(input_ids, self._embedding_table).to(self.dtype)
+        is_decode = bool(self._fused) and not attention.has_prefill
+        gain = self._fused[0].first_gain(len(input_ids)) if is_decode else None
+        residual, cos_sin, scaled = self._embed(input_ids, positions, gain)
         wanted_of = [*[None] * (len(self._layers) - 1), wanted]
-        if self._fused and not attention.has_prefill:
-            scaled = None
+        if is_decode:
             for index, fused in enumerate(self._fused):
                 layer_kv = kv_cache.layer(index)
                 scaled = fused.apply(residual, scaled, cos_sin, layer_kv, attention)
@@ -90,6 +96,18 @@ class Transformer:
             )
         return rms_norm_add(x, residual, self._final_norm, self._eps)[0]
 
+    def _embed(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, gain: torch.Tensor | None
+    ) -> EmbeddedTokens:
+        """`gain`: of the norm that reads the stream first, if what it needs is to be made."""
+        embedding_table, cos_sin_table = self._embedding_table, self._rotary.table
+        if cos_sin_table is None:
+            x = embedding(input_ids, embedding_table).to(self.dtype)
+            return EmbeddedTokens(x, self._rotary.cos_sin(positions), None)
+        return embed_tokens(
+            input_ids, positions, embedding_table, cos_sin_table, self.dtype, gain, pdl=self._pdl
+        )
+
     @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Scores of every next token, [n, hidden_size] to [n, vocab_size] float32. Writes: out, if it is given."""
@@ -101,12 +119,11 @@ class Transformer:
 
 
 def _fused_layers(
-    layers: Sequence[DecoderLayer], final_norm: torch.Tensor, device: torch.device
+    layers: Sequence[DecoderLayer], final_norm: torch.Tensor, device: torch.device, *, pdl: bool
 ) -> list[FusedLayer]:
     """The layers for decode steps on a CUDA device; none if one of them can't be fused."""
     if device.type != "cuda":
         return []
-    pdl = torch.cuda.get_device_capability(device) >= _PDL_CAPABILITY
     norms = [layer.attention_norm for layer in layers]
     fused = [
         FusedLayer.of(layer, next_norm, pdl=pdl)

@@ -28,6 +28,8 @@ def test_equals_a_loop_over_rows(case: Case) -> None:
             and computed < inputs.capacity[slot]
         )
         assert bool(rows.valid[row]) == bool(valid)
+        assert int(rows.advance[row]) == int(valid)
+        assert torch.equal(rows.block_table[row], inputs.block_tables[slot, : case.num_blocks])
         if not valid:
             assert rows.slot_mapping[row] == -1
             assert rows.seq_lens[row] == 0
@@ -57,4 +59,6 @@ def test_types_are_those_of_the_model_inputs() -> None:
         torch.int64,
         torch.int32,
         torch.bool,
+        torch.int64,
+        torch.int32,
     ]
