@@ -1,12 +1,10 @@
 """One product of a model with everything that it can be fused with: its forms, whether they are right, their times."""
 
-import itertools
-import statistics
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from pillion.actors.gpu_worker.tuning.timing import graph_us, relative_error
 from pillion.kernels.fused_linear import composed, reference, tiles, triton_impl, wide_impl
 from pillion.kernels.fused_linear.scaled import Scaled
 from pillion.kernels.fused_linear.tiles import Kind, Tile, WideTile
@@ -71,26 +69,6 @@ def sizes(shape: Shape, name: str) -> tuple[int, int]:
 def form_today(shape: Shape, name: str, rows: int) -> Form:
     """What runs without this measurement."""
     return tiles.choose(PRODUCTS[name], *sizes(shape, name), rows) or Library(scaled=False)
-
-
-def graph_us(run: Callable[[], object], repeats: int = 5) -> float:
-    """Median time of a captured run."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        graph.replay()
-        mark.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) * 1e3
-
-
-def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """In the Euclidean norm; NaN if something was not written."""
-    return float((got.float() - want.float()).norm() / want.float().norm())
 
 
 class Product:

@@ -14,6 +14,7 @@ from pillion.actors.gpu_worker.tuning.cache import read_tuned, write_tuned
 from pillion.actors.gpu_worker.tuning.checking import right_candidates
 from pillion.actors.gpu_worker.tuning.forms import Card
 from pillion.actors.gpu_worker.tuning.plan import TuningPlan, plan_tuning
+from pillion.actors.gpu_worker.tuning.timing import raise_clocks
 from pillion.actors.gpu_worker.tuning.tuner import table_of, tune
 from pillion.kernels.fused_linear.tiles import use_tuned
 from pillion.runtime.clock import NS_PER_S, now_ns
@@ -46,6 +47,7 @@ def run_tuning(
     model = loaded.model
     if not model.fused_layers:
         return
+    raise_clocks(model.fused_layers[0].qkv.weight.device)
     began_ns = now_ns()
     limit_ns = began_ns + int((1 - COMPILING_SHARE) * seconds * NS_PER_S)
     right, all_checked = right_candidates(plan, findings)
@@ -55,7 +57,9 @@ def run_tuning(
     torch.cuda.empty_cache()
     if not (all_checked and all_timed):
         tuned = replace(tuned, short_s=seconds)
-        logger.info("tuning_seconds were too few to try everything: what is left stays untuned")
+        logger.info(
+            "not everything was tried in %g s (tuning_seconds): the rest stays untuned", seconds
+        )
     use_tuned(table_of(plan, tuned.chosen))
     write_tuned(plan, tuned)
     logger.info(

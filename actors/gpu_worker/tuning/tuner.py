@@ -39,18 +39,13 @@ def tune(
         if is_over():
             return Tuned(chosen, layer_us), False
         fastest = _fastest(plan, rows, right, bench)
-        head = {key: choice for key, choice in fastest.items() if key[0] == "head"}
         of_layers = {key: choice for key, choice in fastest.items() if key[0] != "head"}
-        chosen |= head
-        if not of_layers:
-            continue
-        before_us, after_us, error = bench.compare_layers(rows, table_of(plan, of_layers))
-        if not error <= _LARGEST_ERROR:
-            logger.warning("layers of %d rows are off by %.1e when tuned", rows, error)
-            after_us = before_us
-        elif after_us < before_us:
-            chosen |= of_layers
-        layer_us[rows] = before_us, min(before_us, after_us)
+        if of_layers:
+            us = _layer_us(bench, rows, table_of(plan, of_layers))
+            layer_us[rows] = us[0], min(us)
+            if us[1] >= us[0]:
+                fastest = {key: fastest[key] for key in fastest.keys() - of_layers.keys()}
+        chosen |= fastest
     return Tuned(chosen, layer_us), True
 
 
@@ -61,6 +56,19 @@ def table_of(plan: TuningPlan, chosen: Mapping[tuple[str, int], Choice]) -> Tabl
     for (name, rows), choice in chosen.items():
         table.setdefault(keys[name], {})[rows] = choice
     return table
+
+
+def _layer_us(bench: Bench, rows: int, table: Table) -> tuple[float, float]:
+    """Of a layer untuned and with a table; no less where the latter is wrong or cannot run."""
+    try:
+        before_us, after_us, error = bench.compare_layers(rows, table)
+    except Exception as failure:
+        logger.warning("layers of %d rows stay untuned: %r", rows, failure)
+        return 0.0, 0.0
+    if error <= _LARGEST_ERROR:
+        return before_us, after_us
+    logger.warning("layers of %d rows stay untuned: tuned they are off by %.1e", rows, error)
+    return before_us, before_us
 
 
 def _fastest(plan: TuningPlan, rows: int, right: Collection[Candidate], bench: Bench) -> Chosen:

@@ -11,6 +11,7 @@ from pillion.actors.gpu_worker.tuning.cache import Tuned
 from pillion.actors.gpu_worker.tuning.forms import Form
 from pillion.actors.gpu_worker.tuning.plan import Candidate, Product, TuningPlan
 from pillion.actors.gpu_worker.tuning.tuner import table_of, tune
+from pillion.kernels.fused_linear.tiles import Table
 
 
 def run(
@@ -103,6 +104,18 @@ def test_layers_that_are_slower_or_wrong_stay_untuned(
     tuned = run(plan, FakeBench(layers=layers))
     assert {name for name, _ in tuned.chosen} == {"head"}
     assert tuned.layer_us[8] == (50.0, 50.0)
+
+
+def test_layers_that_cannot_run_stay_untuned(
+    plan: TuningPlan, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoRoom(FakeBench):
+        def compare_layers(self, rows: int, table: Table) -> tuple[float, float, float]:
+            raise RuntimeError("out of memory")
+
+    tuned = run(plan, NoRoom())
+    assert {name for name, _ in tuned.chosen} == {"head"}
+    assert "8 rows stay untuned" in caplog.text
 
 
 def test_time_that_is_over_leaves_the_rest_untuned(plan: TuningPlan) -> None:
