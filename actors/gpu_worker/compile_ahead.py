@@ -35,7 +35,9 @@ _MOST_IF_BATCH_INVARIANT: Final = 2
 _PROCESS_BYTES: Final = 2 << 30
 _TIMEOUT_S: Final = 120.0
 # What a process may have begun when its time to tune is up.
-_GRACE_S: Final = 5.0
+_GRACE_S: Final = 2.0
+# Of the time of a tuning, for compiling and checking; the rest is for measuring.
+COMPILING_SHARE: Final = 0.75
 # A line of what a process says: all that a start needs is compiled.
 COMPILED: Final = "compiled"
 
@@ -94,7 +96,8 @@ class Compilation:
                         selector.unregister(key.fileobj)
                 if not is_tuning and self._num_compiled() == len(self._processes):
                     is_tuning = True
-                    deadline = time.monotonic() + self._tuning_seconds + _GRACE_S
+                    seconds = COMPILING_SHARE * self._tuning_seconds + _GRACE_S
+                    deadline = time.monotonic() + seconds
 
     def _num_compiled(self) -> int:
         line = f"{COMPILED}\n".encode()

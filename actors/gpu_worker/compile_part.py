@@ -7,7 +7,7 @@ from itertools import groupby
 
 import torch
 
-from pillion.actors.gpu_worker.compile_ahead import COMPILED
+from pillion.actors.gpu_worker.compile_ahead import COMPILED, COMPILING_SHARE
 from pillion.actors.gpu_worker.cuda_graphs import graph_sizes
 from pillion.actors.gpu_worker.device import Device, choose_device
 from pillion.actors.gpu_worker.kv_cache import KvCache
@@ -22,7 +22,7 @@ from pillion.actors.gpu_worker.models.loader import (
 )
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.tuning.checking import check_part
-from pillion.actors.gpu_worker.tuning.start import COMPILING_SHARE, tuning_left
+from pillion.actors.gpu_worker.tuning.start import tuning_left
 from pillion.actors.gpu_worker.warm_up import WARM_UP_TOKENS, warm_up
 from pillion.kernels.fused_linear.tiles import padded_rows
 from pillion.runtime.config import EngineConfig

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 import torch
 
+from pillion.actors.gpu_worker.compile_ahead import COMPILING_SHARE
 from pillion.actors.gpu_worker.models.loader import LoadedModel
 from pillion.actors.gpu_worker.models.model_config import ModelConfig
 from pillion.actors.gpu_worker.tuning.bench import ModelBench
@@ -19,9 +19,6 @@ from pillion.actors.gpu_worker.tuning.tuner import table_of, tune
 from pillion.kernels.fused_linear.tiles import use_tuned
 from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.config import EngineConfig
-
-# Of the time, for compiling; the rest is for measuring.
-COMPILING_SHARE: Final = 0.75
 
 logger = logging.getLogger(__name__)
 

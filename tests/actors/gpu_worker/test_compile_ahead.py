@@ -12,6 +12,7 @@ import torch
 from tiny_worker import tiny_config
 
 from pillion.actors.gpu_worker import compile_ahead as module
+from pillion.actors.gpu_worker import compile_part as part_module
 from pillion.actors.gpu_worker.compile_ahead import (
     COMPILED,
     Compilation,
@@ -21,6 +22,7 @@ from pillion.actors.gpu_worker.compile_ahead import (
 from pillion.actors.gpu_worker.compile_part import compile_part
 from pillion.actors.gpu_worker.lone_tokens import LoneTokenExecutor
 from pillion.actors.gpu_worker.model_executor import ModelExecutor, ModelOutput
+from pillion.actors.gpu_worker.models.transformer import Transformer
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.runtime.config import EngineConfig
 
@@ -141,6 +143,27 @@ class TestParts:
         assert [stages.capturer for stages in built] == [None, None]
         assert steps == {(ModelExecutor, LoneTokenExecutor)[part]: 2}
         assert said == [COMPILED]
+
+    @pytest.mark.parametrize("only_tuning", [True, False])
+    def test_candidates_are_checked_behind_what_every_start_needs(
+        self, only_tuning: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        said: list[str] = []
+
+        def check(plan: Any, model: Any, part: int, num_parts: int, seconds: float, _: Any) -> None:
+            said.append(f"{plan} {part} {num_parts} {seconds}")
+
+        def compile_all(*_: Any) -> list[Any]:
+            return [lambda: said.append("job")]
+
+        monkeypatch.setattr(part_module, "tuning_left", lambda *_: "plan")
+        monkeypatch.setattr(part_module, "check_part", check)
+        monkeypatch.setattr(part_module, "_jobs", compile_all)
+        monkeypatch.setattr(Transformer, "fused_layers", ["one"])
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        config = tiny_config(tmp_path, "cpu", tuning_seconds=4.0)
+        compile_part(config, 0, 1, said.append, only_tuning=only_tuning)
+        assert said == [*([] if only_tuning else ["job"]), COMPILED, "plan 0 1 3.0"]
 
 
 class TestCompilation:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_models import Runner, load, random_tokens
 
+from pillion.actors.gpu_worker.compile_ahead import compile_ahead
 from pillion.actors.gpu_worker.start_up import start_stages
 from pillion.actors.gpu_worker.tuning import start as module
 from pillion.kernels.fused_linear.tiles import Kind, choose, choose_untuned, padded_rows, use_tuned
@@ -57,7 +58,7 @@ def start(folder: Path, **fields: Any) -> list[str]:
         **fields,
     )
     phases: list[str] = []
-    start_stages(config, 1, phases.append)
+    start_stages(config, 1, phases.append, compilation=compile_ahead(config))
     return phases
 
 
