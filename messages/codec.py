@@ -38,9 +38,9 @@ def frame(payload: bytes) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
-def frame_length(header: bytes | bytearray | memoryview) -> int:
-    """The payload length that a frame's first four bytes announce."""
-    length: int = _LENGTH.unpack_from(header)[0]
+def frame_length(data: bytes | bytearray | memoryview, start: int = 0) -> int:
+    """The payload length that the first four bytes of the frame at `start` announce."""
+    length: int = _LENGTH.unpack_from(data, start)[0]
     return length
 
 

@@ -7,9 +7,10 @@ from pillion.messages.inboxes import DaemonToClient
 from pillion.messages.text import GenerateRequest
 from pillion.runtime.async_connection import AsyncConnection
 from pillion.runtime.clock import NS_PER_S, now_ns
-from pillion.runtime.connection_end import ConnectionLost, Reply
+from pillion.runtime.connection_end import ConnectionLost
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.pending_requests import PendingRequests
+from pillion.runtime.reply_queue import ReplyQueue
 from pillion.runtime.resumable import MAX_LOSSES, Question, lost_for_good
 
 
@@ -27,7 +28,7 @@ class AsyncRequestExchange(PendingRequests[AsyncConnection]):
         """
         super().__init__(max_losses)
         self._connect = connect
-        self._replies: asyncio.Queue[Reply] = asyncio.Queue()
+        self._replies = ReplyQueue()
 
     async def send(self, message: GenerateRequest | Question, until_ns: int | None = None) -> None:
         """Sends a request. Raises DaemonUnavailable, and InvalidRequest for what cannot be sent."""
@@ -37,7 +38,7 @@ class AsyncRequestExchange(PendingRequests[AsyncConnection]):
             self._connection = await self._connect(until_ns)
         self._open[request_id] = entry
         try:
-            await self._connection.submit(request_id, entry.request, self._replies.put_nowait)
+            await self._connection.submit(request_id, entry.request, self._replies.put)
         except DaemonUnavailable as error:
             await self._attach_again(ConnectionLost(str(error), not error.may_pass), until_ns)
         except BaseException:
@@ -50,12 +51,11 @@ class AsyncRequestExchange(PendingRequests[AsyncConnection]):
         Raises DaemonUnavailable when the connection was lost and no other can be had.
         """
         while True:
-            timeout = None if until_ns is None else max(0.0, (until_ns - now_ns()) / NS_PER_S)
-            try:
-                async with asyncio.timeout(timeout):
-                    reply = await self._replies.get()
-            except TimeoutError:
-                return None
+            while (reply := self._replies.get()) is None:
+                if until_ns is None:
+                    await self._replies.arrival()
+                elif not await self._arrives(until_ns):
+                    return None
             if not isinstance(reply, ConnectionLost):
                 return self._note(reply)
             await self._attach_again(reply, until_ns)
@@ -63,15 +63,23 @@ class AsyncRequestExchange(PendingRequests[AsyncConnection]):
     def receive_more(self) -> list[DaemonToClient]:
         """Replies that are there already, up to the loss of a connection."""
         replies: list[DaemonToClient] = []
-        while not self._replies.empty():
-            reply = self._replies.get_nowait()
+        while (reply := self._replies.get()) is not None:
             if isinstance(reply, ConnectionLost):
                 # Behind it comes nothing; the next `receive` must find it.
-                self._replies = asyncio.Queue()
-                self._replies.put_nowait(reply)
+                self._replies = ReplyQueue()
+                self._replies.put(reply)
                 break
             replies.append(self._note(reply))
         return replies
+
+    async def _arrives(self, until_ns: int) -> bool:
+        """Waits for another reply; False if `until_ns` comes first."""
+        try:
+            async with asyncio.timeout(max(0.0, (until_ns - now_ns()) / NS_PER_S)):
+                await self._replies.arrival()
+        except TimeoutError:
+            return False
+        return True
 
     async def _attach_again(self, lost: ConnectionLost, until_ns: int | None) -> None:
         """Sends everything that is open again, on a connection that stays alive as long as that takes."""
@@ -83,10 +91,10 @@ class AsyncRequestExchange(PendingRequests[AsyncConnection]):
             except DaemonUnavailable as error:
                 raise lost_for_good(lost, error) from error
             self._move_to(connection)
-            self._replies = asyncio.Queue()
+            self._replies = ReplyQueue()
             try:
                 for request_id, again in self._open_again(lost):
-                    await connection.submit(request_id, again, self._replies.put_nowait)
+                    await connection.submit(request_id, again, self._replies.put)
                 return
             except DaemonUnavailable as error:
                 lost = ConnectionLost(str(error), not error.may_pass)

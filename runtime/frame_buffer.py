@@ -15,18 +15,19 @@ class FrameBuffer:
         buffer = self._buffer
         buffer += data
         payloads = []
-        start = 0
-        while len(buffer) - start >= FRAME_HEADER_BYTES:
-            body = start + FRAME_HEADER_BYTES
-            length = frame_length(buffer[start:body])
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(
-                    f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed"
-                )
-            if len(buffer) < body + length:
-                break
-            payloads.append(bytes(buffer[body : body + length]))
-            start = body + length
+        start, end = 0, len(buffer)
+        with memoryview(buffer) as view:
+            while end - start >= FRAME_HEADER_BYTES:
+                body = start + FRAME_HEADER_BYTES
+                length = frame_length(buffer, start)
+                if length > MAX_FRAME_BYTES:
+                    raise ValueError(
+                        f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed"
+                    )
+                if end < body + length:
+                    break
+                start = body + length
+                payloads.append(bytes(view[body:start]))
         if start:
             del buffer[:start]
         return payloads

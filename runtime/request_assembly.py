@@ -51,10 +51,11 @@ class RequestAssembly:
         if not isinstance(reply, GenerateChunk):
             raise RequestError(f"the daemon answered a generation with {type(reply).__name__}")
         new = self.add(reply)
-        if reply.finish_reason == "error":
-            self._sample_error = self._sample_error or error_of_sample(reply)
-        if self.finished and self._sample_error is not None:
-            raise self._sample_error
+        if reply.finish_reason is not None:
+            if reply.finish_reason == "error":
+                self._sample_error = self._sample_error or error_of_sample(reply)
+            if self.finished and self._sample_error is not None:
+                raise self._sample_error
         return new
 
     def add(self, chunk: GenerateChunk) -> RequestOutput:
@@ -71,11 +72,12 @@ class RequestAssembly:
             stop_reason=chunk.stop_reason,
             error=chunk.error,
             reasoning=chunk.reasoning,
-            tool_calls=[
+        )
+        if chunk.tool_calls:
+            new.tool_calls = [
                 ToolCall(call.index, call.id, call.name, call.arguments)
                 for call in chunk.tool_calls
-            ],
-        )
+            ]
         if chunk.logprobs is not None:
             new.logprobs = logprob_dicts(chunk.logprobs)
             new.cumulative_logprob = sum(
@@ -118,10 +120,13 @@ class RequestAssembly:
             sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + (
                 new.cumulative_logprob or 0.0
             )
+        begins = self._metrics.first_token_s is None and bool(new.token_ids)
+        if not begins and new.finish_reason is None:
+            return
         elapsed_s = (now_ns() - self._started_ns) / NS_PER_S
-        if new.token_ids and self._metrics.first_token_s is None:
+        if begins:
             self._metrics.first_token_s = elapsed_s
-        if new.finished():
+        if new.finish_reason is not None:
             self._num_open -= 1
             if self.finished:
                 self._metrics.finished_s = elapsed_s

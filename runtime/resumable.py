@@ -6,7 +6,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from pillion.messages.codec import unpack_ids
 from pillion.messages.ids import FinishReason
 from pillion.messages.sampling import SamplingParams
 from pillion.messages.text import (
@@ -63,7 +62,7 @@ class Resumable:
         if not 0 <= chunk.index < len(self._samples):
             return
         sample = self._samples[chunk.index]
-        sample.token_ids.extend(unpack_ids(chunk.token_ids))
+        sample.token_ids.frombytes(chunk.token_ids)
         sample.num_chars += len(chunk.text)
         sample.finish_reason = chunk.finish_reason
         if chunk.num_cached_tokens is not None:

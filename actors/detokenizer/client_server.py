@@ -1,6 +1,7 @@
 """The socket on which clients meet the text edge."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, cast
@@ -15,9 +16,10 @@ from pillion.runtime.frame_buffer import FrameBuffer
 from pillion.runtime.paths import claim_socket_path, usable
 from pillion.runtime.proc_files import has_argument, peer_pid
 
-# Bytes that wait in a connection before its client counts as slow, and below which it has caught up.
-SLOW_ABOVE_BYTES: Final = 256 * 1024
-CAUGHT_UP_BELOW_BYTES: Final = 64 * 1024
+# What a socket holds of which its client has not read: some hundred chunks (the kernel takes twice as many bytes, for
+# its own needs). A client for which more waits is slow. Its later chunks are merged, which lets it catch up, where it
+# would have fallen behind by all that a larger buffer takes.
+SENT_AHEAD_BYTES: Final = 32 * 1024
 # A client that lets so much wait is not read from either: its requests would only add to it.
 UNREAD_ABOVE_BYTES: Final = 1024 * 1024
 # A connection that this side closes has so long to take what is still under way.
@@ -37,7 +39,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client is here."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(SLOW_ABOVE_BYTES, CAUGHT_UP_BELOW_BYTES)
+        connection = self._transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD_BYTES)
+        self._transport.set_write_buffer_limits(0)  # slow while the socket does not take all
         self._server.on_connected(self._session_id, self)
 
     def data_received(self, data: bytes) -> None:

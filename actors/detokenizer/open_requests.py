@@ -26,11 +26,13 @@ class OpenSample:
         "finish_reason",
         "first_token_ns",
         "index",
+        "is_plain",
         "last_sent",
         "last_token_ns",
         "logprobs",
         "matcher",
         "num_cached_tokens",
+        "num_prompt_tokens",
         "num_reasoning_tokens",
         "num_sent",
         "num_thoughts",
@@ -60,6 +62,8 @@ class OpenSample:
         self.parsed: ParsedOutput | None = None
         self.num_reasoning_tokens = 0
         self.logprobs: list[LogprobRow] = []  # of tokens that the client does not have yet
+        self.is_plain = False  # text is all that its tokens become; known from its first one on
+        self.num_prompt_tokens = 0  # likewise
         self.dirty = False
         self.last_sent = False  # the last chunk is on its way
         self.planned_ns = 0  # the scheduler has made the first plan with it
@@ -90,6 +94,28 @@ class OpenSample:
         self.text, self.matcher = other.text, other.matcher
         self.parser, self.parsed = other.parser, other.parsed
         self.num_thoughts = other.num_thoughts
+
+    def note_plain(self) -> None:
+        """Its first token is being taken: says how the others can be."""
+        request = self.request
+        if request.admitted is not None:
+            self.num_prompt_tokens = len(request.admitted.prompt_token_ids) // 4
+        self.is_plain = (
+            self.text is not None
+            and self.matcher is None
+            and self.parsed is None
+            and request.params.logprobs is None
+        )
+
+    def is_next(self, position: int, count: int) -> bool:
+        """Whether a row with so many tokens has the next one and no other."""
+        return count == 1 and position == self.num_prompt_tokens + len(self.token_ids)
+
+    def take_plain(self, token_id: int) -> None:
+        """One more token of a sample that is plain."""
+        self.token_ids.append(token_id)
+        if self.text is not None and (piece := self.text.push(token_id)):
+            self.pieces.append(piece)
 
     def take(self, token_id: int) -> str | None:
         """One more token. Returns the stop string that its text completes, if any."""

@@ -188,6 +188,16 @@ class RequestBook:
         if finished:
             sample.last_sent = True
             request.num_unsent -= 1
+        elif request.first_sent and request.params.logprobs is None:
+            return GenerateChunk(
+                client_request_id=request.client_request_id,
+                index=sample.index,
+                text=parts.text,
+                token_ids=sample.token_ids[start:].tobytes(),
+                offset=start,
+                reasoning=parts.reasoning,
+                tool_calls=parts.tool_calls,
+            )
         is_first, request.first_sent = not request.first_sent, True
         is_last = request.num_unsent == 0
         if is_last:

@@ -1,5 +1,6 @@
 """Tokens from the worker become the text of their samples: the path that every token takes."""
 
+from collections import Counter
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -23,7 +24,7 @@ class _Step(NamedTuple):
     output: StepOutput
     places: dict[int, int]  # row -> row of its log-probabilities
     now_ns: int
-    earlier_ns: dict[int, int]  # when its samples had their tokens before -> how many had them then
+    earlier_ns: Counter[int]  # when its samples had their tokens before -> how many had them then
 
 
 class StepRows:
@@ -45,8 +46,10 @@ class StepRows:
         if output.prompt_logprobs:
             self._take_prompt_logprobs(output)
         logprobs = output.logprobs
-        step = _Step(output, {} if logprobs is None else rows_by_index(logprobs), now_ns, {})
+        places = {} if logprobs is None else rows_by_index(logprobs)
+        step = _Step(output, places, now_ns, Counter())
         samples = self._book.samples
+        has_grammars = bool(self._book.grammars.num_followed)
         tokens = iter(unpack_ids(output.token_ids))
         rows = zip(
             unpack_int64(output.sequence_ids),
@@ -56,14 +59,32 @@ class StepRows:
             strict=True,
         )
         for row, (sequence_id, position, count, code) in enumerate(rows):
-            new = list(islice(tokens, count))
+            new = [next(tokens)] if count == 1 else list(islice(tokens, count))
             sample = samples.get(sequence_id)
-            if sample is not None:
-                new = self._unknown_tokens(sample, position, new)
-                if new or code:
-                    self._take_row(step, row, sample, new, code)
+            if sample is None:
+                continue
+            if sample.is_plain and not (code or has_grammars) and sample.is_next(position, count):
+                self._take_plain(step, sample, new[0])
+                continue
+            new = self._unknown_tokens(sample, position, new)
+            if new or code:
+                self._take_row(step, row, sample, new, code)
         self._book.counters["steps"] += 1
         self._book.meter.step_ends(output.times, step.earlier_ns, now_ns)
+
+    def _take_plain(self, step: _Step, sample: OpenSample, token_id: int) -> None:
+        """Most rows by far: the next token of a sample of which text is wanted and nothing else."""
+        if not 0 <= token_id < self.vocab_size:
+            self._fail_beyond_vocabulary(sample, token_id)
+            return
+        step.earlier_ns[sample.last_token_ns] += 1
+        sample.last_token_ns = step.now_ns
+        sample.take_plain(token_id)
+        request = sample.request
+        if request.session.slow_since_ns is not None:
+            request.session.backlog_bytes += _TOKEN_BYTES
+        if request.stream and not sample.dirty:
+            self._book.mark(sample)
 
     def _unknown_tokens(self, sample: OpenSample, position: int, new: list[int]) -> list[int]:
         """The tokens without those that are known already: a worker that was restarted says them again."""
@@ -87,20 +108,17 @@ class StepRows:
         request = sample.request
         for token_id in new:
             if not 0 <= token_id < self.vocab_size:
-                error = RequestError(
-                    f"the engine sampled token id {token_id}; the vocabulary has {self.vocab_size}"
-                )
-                self._book.fail(request, error)
+                self._fail_beyond_vocabulary(sample, token_id)
                 return
         if request.params.logprobs is not None and new:
             self._take_logprobs(step, row, sample, len(new))
         if new:
-            earlier_ns = sample.last_token_ns
-            step.earlier_ns[earlier_ns] = step.earlier_ns.get(earlier_ns, 0) + 1
+            step.earlier_ns[sample.last_token_ns] += 1
             sample.last_token_ns = step.now_ns
             if not sample.first_token_ns:
                 sample.first_token_ns = step.now_ns
                 self._book.meter.got_first_token(sample)
+                sample.note_plain()
         if not request.first_token_ns and new:
             request.first_token_ns = step.now_ns
             request.first_step_ns = _duration_ns(step.output.times)
@@ -119,6 +137,12 @@ class StepRows:
             self._book.grammars.advance(
                 sample.sequence_id, len(new), sample.thinks, sample.num_thoughts
             )
+
+    def _fail_beyond_vocabulary(self, sample: OpenSample, token_id: int) -> None:
+        error = RequestError(
+            f"the engine sampled token id {token_id}; the vocabulary has {self.vocab_size}"
+        )
+        self._book.fail(sample.request, error)
 
     def _take_tokens(self, sample: OpenSample, new: list[int], code: int, now_ns: int) -> bool:
         """Takes new tokens; True if a stop string, or the only call that is wanted, has ended the sample."""

@@ -392,7 +392,8 @@ def test_a_slow_reader_gets_larger_chunks_and_all_of_its_text(edge: EdgeProcess)
         num_chunks += 1
         ended += chunk.finish_reason is not None
     assert texts == ["," * num_steps] * 64
-    assert num_chunks < 64 * num_steps / 2
+    # Little was on its way to it, so it has caught up at once.
+    assert num_chunks < 2_000 < 64 * num_steps / 10
     slow.close()
     quick.close()
 

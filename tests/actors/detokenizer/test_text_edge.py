@@ -237,6 +237,33 @@ def test_without_streaming_there_is_one_chunk_for_each_sample(rig: EdgeRig) -> N
     assert chunk.usage.completion_tokens == 6
 
 
+def test_without_streaming_nothing_is_sent_before_the_end_however_many_steps_that_takes(
+    rig: EdgeRig,
+) -> None:
+    admitted = rig.generate(sampling_params=SamplingParams(max_tokens=40), stream=False)
+    start = len(admitted.prompt_token_ids) // 4
+    for place in range(39):
+        rig.step((admitted.request_id, start + place, [97], 0))
+    assert rig.take() == []
+    rig.step((admitted.request_id, start + 39, [97], FINISH_LENGTH))
+    (chunk,) = rig.take()
+    assert chunk.text == "a" * 40
+
+
+def test_tokens_that_are_said_again_are_taken_once(rig: EdgeRig) -> None:
+    admitted = rig.generate()
+    start, sequence_id = len(admitted.prompt_token_ids) // 4, admitted.request_id
+    rig.step((sequence_id, start, list(b"a"), 0))
+    rig.step((sequence_id, start + 1, list(b"b"), 0))
+    rig.step((sequence_id, start + 1, list(b"b"), 0))
+    rig.step((sequence_id, start + 1, list(b"bc"), 0))
+    rig.step((sequence_id, start + 3, list(b"de"), 0))
+    rig.step((sequence_id, start + 5, list(b"f"), FINISH_LENGTH))
+    chunks = rig.take()
+    assert joined(chunks)[0] == "abcdef"
+    assert [chunk.text for chunk in chunks] == ["a", "b", "c", "de", "f"]
+
+
 def test_several_steps_at_once_make_one_chunk(rig: EdgeRig) -> None:
     admitted = rig.generate()
     start = len(admitted.prompt_token_ids) // 4
