@@ -5,6 +5,7 @@ tests/conftest.py switches the interpreter on where there is no CUDA device; tes
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from pillion.kernels.embed_tokens import cases as embed_cases
+from pillion.kernels.embed_tokens import reference as embed_reference
+from pillion.kernels.embed_tokens import triton_impl as embed_triton
 from pillion.kernels.fused_linear import reference as fused_reference
 from pillion.kernels.fused_linear import triton_impl as fused
 from pillion.kernels.fused_linear.tiles import Tile
@@ -22,7 +26,7 @@ from pillion.kernels.paged_attention import cases as attention_cases
 from pillion.kernels.paged_attention import paged_attention, triton_prefill, whole_prompts
 from pillion.kernels.paged_attention import reference as attention_reference
 from pillion.kernels.paged_attention.rows import PrefillTiles, cut_queries, queries_per_tile
-from pillion.kernels.paged_attention.triton_decode import decode_attention
+from pillion.kernels.paged_attention.triton_decode import decode_attention, has_pdl
 from pillion.kernels.prepare_decode import cases as prepare_cases
 from pillion.kernels.prepare_decode import reference as prepare_reference
 from pillion.kernels.prepare_decode import triton_impl as prepare_triton
@@ -113,6 +117,31 @@ def test_rotary_kv_write_of_scaled_rows(device: torch.device, dtype: torch.dtype
     q = rotary_triton.rotary_kv_write(*values(got), row_scale)
     assert error(q, rotary_reference.rotary_kv_write(*values(want), row_scale)) < bound(dtype)
     assert error(got.layer_kv.nan_to_num(), want.layer_kv.nan_to_num()) < bound(dtype)
+
+
+@pytest.mark.parametrize("pdl", [False, True], ids=["alone", "pdl"])
+@pytest.mark.parametrize("case", embed_cases.CASES, ids=str)
+def test_embed_tokens(device: torch.device, case: embed_cases.Case, pdl: bool) -> None:
+    if pdl and not has_pdl(device):
+        pytest.skip("compute capability 9.0 and up")
+    inputs = values(case.inputs(device, torch.bfloat16 if device.type == "cuda" else torch.float16))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("empty", "empty_like"):  # what the kernel leaves out shows
+            patch.setattr(torch, name, poisoned(getattr(torch, name)))
+        *got, scaled = embed_triton.embed_tokens(*inputs, pdl=pdl)
+    *want, wanted = embed_reference.embed_tokens(*inputs)
+    assert (scaled is None) == (wanted is None)
+    if scaled is not None and wanted is not None:
+        got.append(scaled.x)
+        want.append(wanted.x)
+        torch.testing.assert_close(scaled.squares, wanted.squares, rtol=1e-5, atol=0)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+
+
+def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *arguments, **named: make(*arguments, **named).fill_(float("nan"))
 
 
 @pytest.mark.parametrize("case", prepare_cases.CASES, ids=str)

@@ -18,6 +18,7 @@ from pillion.actors.gpu_worker.layers.fused_layer import FusedLayer
 from pillion.actors.gpu_worker.quantization.linear import DenseLinear, Linear
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs
 from pillion.kernels import fused_linear
+from pillion.kernels.embed_tokens import embed_tokens
 from pillion.kernels.fused_linear import tiles
 from pillion.kernels.fused_linear.tiles import Choice, Tile, WideTile
 
@@ -145,11 +146,15 @@ def test_every_form_is_the_same_layer(
         max_seq_len=ROWS,
         max_decode_seq_len=ROWS,
     )
-    stream, scaled = x.clone(), None
-    for layer, norm, layer_kv in zip(layers, norms, pools[0], strict=True):
-        fused = FusedLayer.of(layer, norm, pdl=False)
-        assert fused is not None
-        scaled = fused.apply(stream, scaled, cos_sin, layer_kv, attention)
+    fused = [
+        FusedLayer.of(layer, norm, pdl=False) for layer, norm in zip(layers, norms, strict=True)
+    ]
+    assert fused[0] is not None
+    each = torch.arange(ROWS, device=device)
+    stream, _, scaled = embed_tokens(each, each, x, cos_sin, DTYPE, fused[0].first_gain(ROWS))
+    for fused_layer, layer_kv in zip(fused, pools[0], strict=True):
+        assert fused_layer is not None
+        scaled = fused_layer.apply(stream, scaled, cos_sin, layer_kv, attention)
     plain, exact = (
         unfused(each, x.to(dtype), cos_sin, layer_pools, attention)
         for each, dtype, layer_pools in (
