@@ -53,9 +53,9 @@ class MaskPatience:
     collected_ns: int = 0  # when the last step's answer was there, and with it the masks' causes
     _average_ns: float = field(default=0.0, init=False)
 
-    def note_collected(self, now_ns: int) -> None:
-        """A step was collected."""
-        took_ns = now_ns - self.collected_ns if self.collected_ns else 0
+    def note_collected(self, executed_ns: int, now_ns: int) -> None:
+        """A step was collected whose forward pass was launched then; the device may have been idle before."""
+        took_ns = now_ns - max(executed_ns, self.collected_ns)
         self.collected_ns = now_ns
         average_ns = self._average_ns
         if average_ns:

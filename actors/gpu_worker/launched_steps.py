@@ -20,6 +20,7 @@ class LaunchedStep:
     pending: PendingOutput
     times: StepTimes | None = None
     failure: StepFailure | None = None  # it never ran, or not to its end
+    executed_ns: int = 0  # when its forward pass was launched, if it has one
 
 
 class LaunchedSteps:

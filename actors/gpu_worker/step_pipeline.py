@@ -147,7 +147,15 @@ class StepPipeline:
             return True
         times = forward.times(began_ns, clock_ns())
         self.step_counters.count_step(forward, times)
-        self._launched.add(LaunchedStep(forward.identity, forward.sequence_ids, pending, times))
+        self._launched.add(
+            LaunchedStep(
+                forward.identity,
+                forward.sequence_ids,
+                pending,
+                times,
+                executed_ns=forward.executed_ns,
+            )
+        )
         return True
 
     def collect(self, only_if_ready: bool = False) -> None:
@@ -167,7 +175,8 @@ class StepPipeline:
             return
         self._launched.drop_oldest()
         collected_ns = clock_ns()
-        self._patience.note_collected(collected_ns)
+        if launched.times is not None:
+            self._patience.note_collected(launched.executed_ns, collected_ns)
         if not self._launched and self.open is None:
             self.step_counters.step_collected(collected_ns, not self._states.all_finished())
         if launched.failure is not None:

@@ -18,6 +18,7 @@ from pillion.actors.gpu_worker.limits import WorkerLimits
 from pillion.actors.gpu_worker.models.loader import LoadedModel, num_weights
 from pillion.actors.gpu_worker.sampling.step_end import End, EndResult
 from pillion.actors.gpu_worker.stages import Stages
+from pillion.actors.gpu_worker.warm_up import warm_up
 from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.codec import pack_ids, unpack_ids
 from pillion.messages.sampling import TokenSampling
@@ -35,9 +36,12 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+# Seven captured steps: decode steps of 1 to 10 rows, and two with prefill rows.
 LIMITS = WorkerLimits(
-    max_num_seqs=20, max_num_batched_tokens=512, max_model_len=128, num_blocks=400
+    max_num_seqs=10, max_num_batched_tokens=256, max_model_len=128, num_blocks=200
 )
+NUM_PLANS = 150
+PLANS_OF_A_KIND = 25
 BLOCK_SIZE = 8
 VOCAB_SIZE = 160
 
@@ -137,7 +141,7 @@ class Planner:
     def seat(self, slot: int) -> NewSequence:
         chance = self.chance
         # One kind after the other, so that there are steps for every end.
-        params = sampling(chance, tuple(End)[self.next_plan_id // 30 % 3])
+        params = sampling(chance, tuple(End)[self.next_plan_id // PLANS_OF_A_KIND % 3])
         tokens = [chance.randrange(VOCAB_SIZE) for _ in range(chance.choice([1, 5, 30, 80]))]
         count = -(-LIMITS.max_model_len // BLOCK_SIZE)
         blocks, self.free_blocks = self.free_blocks[:count], self.free_blocks[count:]
@@ -223,6 +227,8 @@ def build(loaded: LoadedModel, *, with_graphs: bool) -> Worker:
         LIMITS,
         graphs_for_weights=num_weights(config) if with_graphs else None,
     )
+    # As a start does: what the first steps take otherwise is how long they would wait for masks.
+    warm_up(stages, LIMITS, BLOCK_SIZE, LIMITS.max_num_batched_tokens)
     if stages.capturer is not None:
         stages.capturer.capture_all()
     return stages.worker(1, steps_in_flight=2 if with_graphs else 1)
@@ -274,7 +280,7 @@ def test_graphs_that_run_ahead_answer_as_steps_one_by_one(
     captured, plain = build(loaded, with_graphs=True), build(loaded, with_graphs=False)
     planner = Planner(random.Random(len(family_name)))
     num_tokens = 0
-    for _ in range(250):
+    for _ in range(NUM_PLANS):
         plan, masks = planner.plan(), planner.masks()
         outputs, expected = run(captured, plan, masks), run(plain, plan, masks)
         assert len(outputs) == len(expected)
@@ -302,7 +308,7 @@ def test_a_model_in_bfloat16_lives_through_it_too(tmp_path: Path) -> None:
     loaded = load(tmp_path, torch.device("cuda", 0), dtype="bfloat16")
     worker = build(loaded, with_graphs=True)
     planner = Planner(random.Random(3))
-    for _ in range(250):
+    for _ in range(NUM_PLANS):
         plan, masks = planner.plan(), planner.masks()
         outputs = run(worker, plan, masks)
         assert not any(output.errors for output in outputs)
