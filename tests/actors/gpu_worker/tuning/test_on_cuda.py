@@ -23,8 +23,9 @@ pytestmark = [
 # No tile divides them.
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, VOCAB = 328, 712, 5, 1, 64, 1003
 MODEL = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": True,
     "hidden_size": HIDDEN,
     "intermediate_size": FFN,
     "num_hidden_layers": 3,
