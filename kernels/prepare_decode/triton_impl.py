@@ -40,14 +40,15 @@ def _prepare_decode_kernel(
     slot = tl.load(slots_ptr + row)
     table_ptr = block_tables_ptr + slot * table_stride
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    # Nothing is stored before all of this is under way.
     blocks = tl.load(table_ptr + column, mask=column < num_blocks, other=0)
-    tl.store(block_table_ptr + row * num_blocks + column, blocks, mask=column < num_blocks)
-    if tl.program_id(1) > 0:
-        return
     computed = tl.load(num_computed_ptr + slot)
     known = tl.load(num_known_ptr + slot)
     capacity = tl.load(capacity_ptr + slot)
     finished = tl.load(finished_ptr + slot).to(tl.int32)
+    tl.store(block_table_ptr + row * num_blocks + column, blocks, mask=column < num_blocks)
+    if tl.program_id(1) > 0:
+        return
     valid = (computed + 1 == known) & (computed < capacity) & (finished == 0)
     position = tl.where(valid, computed, 0)
     token = tl.load(token_table_ptr + slot * token_stride + position)
