@@ -118,6 +118,17 @@ class GraphTable:
         self._mixed.append(graph)
         self._mixed.sort(key=lambda mixed: mixed.shape)
 
+    def padded_sample_rows(self, num_rows: int) -> int:
+        """How many rows a step that is not captured should sample, if it has so many.
+
+        Products of a size that is new make the library load another kernel, and that waits for all that was
+        launched; so there are few sizes, all of which the start has run.
+        """
+        if num_rows <= 1 or not self._decode:
+            return num_rows
+        most = max(self._decode)
+        return min(_FEW_ROWS, most) if num_rows <= _FEW_ROWS else most
+
     def find(self, num_rows: int) -> DecodeGraph | None:
         """The smallest graph with room for so many decode rows."""
         for size, graph in self._decode.items():

@@ -270,7 +270,7 @@ class InputPreparer:
             attention=attention,
             slots=slots,
             advance=torch.cat([decode.advance, device.upload(lengths)]),
-            logits_indices=device.upload(bounds[sampling + 1] - 1),
+            logits_indices=self._last_tokens(bounds[sampling + 1] - 1),
             sample_slots=device.upload_int64(sample_slots),
             sample_valid=torch.cat([decode.valid, decode.valid.new_ones(num_last_chunks)]),
             sample_slots_np=sample_slots,
@@ -280,6 +280,10 @@ class InputPreparer:
             num_prefill_tokens=int(lengths.sum()),
             prompt_logprobs=prompt_logprob_rows(states, rows, bounds[num_decode:]),
         )
+
+    def _last_tokens(self, indices: npt.NDArray[np.int64]) -> torch.Tensor:
+        num_rows = self._graphs.padded_sample_rows(len(indices))
+        return self._device.upload(np.pad(indices, (0, num_rows - len(indices))))
 
     def _prefill_tokens(self, rows: PlanRows, lengths: npt.NDArray[np.int64]) -> _PrefillTokens:
         row_starts = np.cumsum(lengths) - lengths

@@ -62,9 +62,9 @@ class ModelExecutor:
         last = hidden
         if inputs.num_prefill_tokens and wanted is None:
             last = hidden.index_select(0, inputs.logits_indices)
-        if logits is None:
-            return ModelOutput(hidden=hidden, logits=self._model.compute_logits(last))
-        return ModelOutput(hidden=hidden, logits=self._model.compute_logits(last, logits))
+        compute = self._model.compute_logits
+        found = compute(last) if logits is None else compute(last, logits)
+        return ModelOutput(hidden=hidden, logits=found[: len(inputs.sample_slots_np)])
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocab_size] float32 of any hidden states [n, hidden_size]."""

@@ -84,7 +84,7 @@ class StepInputs:
     slots: torch.Tensor
     # [num_rows] int64 device; tokens by which a row's num_computed advances, 0 for masked rows
     advance: torch.Tensor
-    # [num_sample_rows] int64 device; index in input_ids of each sampling row's last token
+    # [num_sample_rows or more] int64 device; index in input_ids of each sampling row's last token, then of any
     logits_indices: torch.Tensor
     # [num_sample_rows] int64 device, and what the host knows of the same rows
     sample_slots: torch.Tensor

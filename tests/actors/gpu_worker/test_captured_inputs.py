@@ -1,13 +1,14 @@
 """What a captured step reads against what a step without a graph reads."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
 from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
-from pillion.actors.gpu_worker.cuda_graphs import mixed_shapes
+from pillion.actors.gpu_worker.cuda_graphs import DecodeGraph, GraphTable, mixed_shapes
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.mixed_table import MixedShape, MixedTable, fill_mixed_table
 
@@ -44,6 +45,30 @@ class TestTable:
         first = array.ctypes.data
         for name in ("rows", "query_start_loc", "token_rows", "tile_rows", "tile_starts"):
             assert (getattr(table_of(array), name).ctypes.data - first) % 128 == 0
+
+
+class TestSampleRowsOfStepsWithoutAGraph:
+    def test_there_are_few_numbers_of_them(self) -> None:
+        graphs = GraphTable()
+        assert graphs.padded_sample_rows(5) == 5  # nothing was captured, nor any size run
+        for num_rows in (1, 8, 16, 40):
+            graphs.add(DecodeGraph(num_rows, torch.zeros(num_rows), cast("Any", None)))
+        padded = {n: graphs.padded_sample_rows(n) for n in (0, 1, 2, 16, 17, 40)}
+        assert padded == {0: 0, 1: 1, 2: 16, 16: 16, 17: 40, 40: 40}
+
+    def test_those_beyond_its_own_change_nothing(
+        self, make_rig: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def token_ids() -> list[bytes]:
+            rig = make_rig()
+            new = [rig.new(0, [1, 2, 3, 4, 5]), rig.new(1, [6, 7, 8]), rig.new(2, [9, 10])]
+            outputs = rig.step([(0, 0, 5), (1, 0, 2)], new=new)
+            outputs += rig.step([(0,), (1, 2, 3), (2, 0, 2)])
+            return [output.token_ids for output in outputs]
+
+        expected = token_ids()
+        monkeypatch.setattr(GraphTable, "padded_sample_rows", lambda _, num_rows: num_rows + 3)
+        assert token_ids() == expected
 
 
 def test_inputs_equal_those_of_a_step_without_a_graph(make_rig: Any) -> None:
