@@ -3,7 +3,7 @@
 usage: tune_fused_linear.py [--shapes 8b,1b,135m] [--rows 8,64,16,32,256,128,1]
                             [--products qkv,output,gated,down,head] [--processes 14] [--seconds 195]
                             [--check-seconds 80] [--descent-seconds 5] [--out FILE.json]
-       tune_fused_linear.py --print FILE.json
+       tune_fused_linear.py --print FILE.json [FILE.json ...]
 
 Compiles and checks all candidates in several processes. Times each one, whole products in a row with weights that
 miss the cache, as medians of graph replays. Then, since launches overlap, changes the forms of whole layers one by
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--check-seconds", type=float, default=80)
     parser.add_argument("--descent-seconds", type=float, default=5)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--print", type=Path, dest="printed")
+    parser.add_argument("--print", type=Path, dest="printed", nargs="+")
     parser.add_argument("--check", help="PART,PARTS,FIRST: what its processes are called with")
     a = parser.parse_args()
     if a.printed is not None:

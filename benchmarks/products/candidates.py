@@ -59,11 +59,25 @@ _EQUAL: Final[dict[int, dict[Kind, list[tuple[int, int, int, int, int]]]]] = {
         "gated": [(64, 64, 8, 6, 1), (64, 128, 8, 3, 1)],
     },
 }
+# Rows of x in one tile for each padded number of rows.
+_BLOCK_ROWS: Final = {
+    8: [8],
+    16: [32],
+    32: [32],
+    48: [64],
+    64: [64],
+    96: [128, 64],
+    128: [128, 64],
+    160: [256, 128, 64],
+    192: [256, 128, 64],
+    224: [256, 128, 64],
+    256: [256, 128],
+}
 
 
 def block_rows(rows: int) -> list[int]:
-    """Rows of x in one tile, for so many padded rows: few variants, as rows that are not there cost nothing."""
-    return {8: [8], 16: [32], 32: [32], 64: [64], 128: [128, 64], 256: [256, 128]}[rows]
+    """Rows of x in one tile, for so many padded rows: few variants, as a few rows that are not there cost nothing."""
+    return _BLOCK_ROWS[rows]
 
 
 def _splits(num_tiles: int, k: int, block_k: int, slots: int) -> list[int]:

@@ -20,7 +20,16 @@ import torch
 from products.candidates import equal_tiles, wide_tiles
 from products.choice import from_json, to_json
 from products.layers import Layers
-from products.product import PRODUCTS, SHAPES, Form, Library, Product, form_today, sizes
+from products.product import (
+    PRODUCTS,
+    SHAPES,
+    Form,
+    Library,
+    Product,
+    form_of_more,
+    form_today,
+    sizes,
+)
 
 from pillion.kernels.fused_linear.tiles import MEASURED, WideTile
 
@@ -49,7 +58,11 @@ def candidates(
         for name in names:
             kind = PRODUCTS[name]
             n, k = sizes(found, name)
-            forms: list[Form] = [form_today(found, name, rows), Library(scaled=False)]
+            forms: list[Form] = [
+                form_today(found, name, rows),
+                form_of_more(found, name, rows),
+                Library(scaled=False),
+            ]
             if name in ("qkv", "gated"):
                 forms.append(Library(scaled=True))
             for form in dict.fromkeys(forms):

@@ -14,7 +14,7 @@ _FINALISTS: Final = 3
 _LONGER: Final = 1.15
 _FINAL_PAIRS: Final = 8
 # Less than this is chance.
-_LEAST_GAIN: Final = 2e-3
+LEAST_GAIN: Final = 2e-3
 
 
 class LayerForms(NamedTuple):
@@ -57,7 +57,7 @@ class Descent:
                 for other in coordinate(best):
                     if self._is_over():
                         return best
-                    if self.us(other) < self.us(best) * (1 - _LEAST_GAIN):
+                    if self.us(other) < self.us(best) * (1 - LEAST_GAIN):
                         best = other
             if best == before:
                 return best

@@ -71,6 +71,11 @@ def form_today(shape: Shape, name: str, rows: int) -> Form:
     return tiles.choose(PRODUCTS[name], *sizes(shape, name), rows) or Library(scaled=False)
 
 
+def form_of_more(shape: Shape, name: str, rows: int) -> Form:
+    """What runs with the next power of two of rows, which takes as many too."""
+    return form_today(shape, name, 1 << (rows - 1).bit_length())
+
+
 class Product:
     """A weight of a model, as often as it takes to miss the cache, and what goes in."""
 

@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +22,17 @@ from products.choice import (
     table_of,
     to_json,
 )
-from products.descent import Descent, LayerForms, coordinates
+from products.descent import LEAST_GAIN, Descent, LayerForms, coordinates
 from products.layers import Layers
-from products.product import SHAPES, Form, Library, Product, form_today, relative_error
+from products.product import (
+    SHAPES,
+    Form,
+    Library,
+    Product,
+    form_of_more,
+    form_today,
+    relative_error,
+)
 
 # Of the tiles of a product, those that are tried with other amounts asked for ahead.
 _FINALISTS: Final = 2
@@ -87,7 +95,10 @@ class Tuning:
             return
         chosen, layers = self._chosen[shape, rows], Layers(SHAPES[shape], rows)
         names = [name for name in LayerForms._fields if name in chosen]
-        today = LayerForms(**{n: as_choice(form_today(SHAPES[shape], n, rows)) for n in names})
+        today, more = (
+            LayerForms(**{name: as_choice(form(SHAPES[shape], name, rows)) for name in names})
+            for form in (form_today, form_of_more)
+        )
         alone = LayerForms(**{n: as_choice(chosen[n]) for n in names})
 
         def measure(forms: LayerForms, repeats: int = 5) -> tuple[float, torch.Tensor]:
@@ -105,11 +116,16 @@ class Tuning:
         descent = Descent(microseconds, lambda: time.monotonic() > deadline)
         of_layer = {name: self._times[shape, name, rows] for name in names}
         starts = [
-            forms._replace(attention_early=e) for forms in (today, alone) for e in (False, True)
+            forms._replace(attention_early=early)
+            for forms in (today, more, alone)
+            for early in (False, True)
         ]
         best = descent.run(starts, coordinates(of_layer, self._scale_us[shape, rows], shape))
-        turns = [(measure(today, 15), measure(best, 15)) for _ in range(_TURNS)]
-        today_us, best_us = (statistics.median(turn[i][0] for turn in turns) for i in (0, 1))
+        other = best._replace(attention_early=not best.attention_early)
+        turns = [[measure(forms, 15) for forms in (today, best, other)] for _ in range(_TURNS)]
+        today_us, best_us, other_us = (
+            statistics.median(turn[i][0] for turn in turns) for i in range(3)
+        )
         error = relative_error(turns[0][1][1], turns[0][0][1])
         chosen.update(best.products())
         self._layers.append(
@@ -117,8 +133,10 @@ class Tuning:
                 "shape": shape,
                 "rows": rows,
                 "today_us": today_us,
+                "more_us": descent.us(more),
                 "alone_us": descent.us(alone),
                 "chosen_us": best_us,
+                "other_attention_us": other_us,
                 "error": error,
                 "attention_early": best.attention_early,
             }
@@ -127,9 +145,10 @@ class Tuning:
         ms = (today_us - best_us) * SHAPES[shape].num_layers / 1e3
         forms = ", ".join(f"{name} {short(form)}" for name, form in best.products().items())
         print(
-            f"{shape} {rows} layer: today {today_us:.2f} us, best of each {descent.us(alone):.2f}, chosen"
-            f" {best_us:.2f} (error {error:.1e}, {len(descent.times)} tried); a step {ms:.3f} ms less: {forms}"
-            f"{', early attention' if best.attention_early else ''}",
+            f"{shape} {rows} layer: today {today_us:.2f} us, of more rows {descent.us(more):.2f}, best of each"
+            f" {descent.us(alone):.2f}, chosen {best_us:.2f} (error {error:.1e}, {len(descent.times)} tried);"
+            f" a step {ms:.3f} ms less: {forms}, attention {'early' if best.attention_early else 'late'}"
+            f" (else {other_us:.2f})",
             flush=True,
         )
 
@@ -170,21 +189,30 @@ def _said(shape: str, name: str, rows: int, times: dict[Form, float]) -> str:
     return f"{name} {said}: {', '.join(kinds)}"
 
 
-def print_table(path: Path) -> None:
-    """The table that follows from a file. Where whole layers were not faster, it stays as it is."""
-    data = json.loads(path.read_text())
-    faster = {
-        (found["shape"], found["rows"])
-        for found in data["layers"]
-        if found["chosen_us"] < found["today_us"] and found["error"] < _LARGEST_ERROR
-    }
-    chosen = {}
-    for found in data["chosen"]:
-        key = found["shape"], found["rows"]
-        forms = {name: from_json(form) for name, form in found["forms"].items()}
-        # A head is behind all layers.
-        chosen[key] = {n: form for n, form in forms.items() if key in faster or n == "head"}
+def print_table(paths: Sequence[Path]) -> None:
+    """The table that follows from files; the later ones win. Where layers are hardly faster, it stays as it is."""
+    chosen: dict[tuple[str, int], dict[str, Form]] = {}
+    early: dict[tuple[str, int], bool] = {}
+    for path in paths:
+        data = json.loads(path.read_text())
+        layers = {
+            (found["shape"], found["rows"]): found for found in data["layers"] if _pays(found)
+        }
+        for found in data["chosen"]:
+            key = found["shape"], found["rows"]
+            forms = {name: from_json(form) for name, form in found["forms"].items()}
+            # A head is behind all layers.
+            forms = {name: form for name, form in forms.items() if key in layers or name == "head"}
+            chosen.setdefault(key, {}).update(forms)
+            if key in layers:
+                early[key] = layers[key]["attention_early"]
     print("\n".join(table_lines(table_of(chosen))))
-    for found in data["layers"]:
-        if found["attention_early"] and (found["shape"], found["rows"]) in faster:
-            print(f"# early attention: {found['shape']} with {found['rows']} rows")
+    for (shape, rows), is_early in early.items():
+        if is_early:
+            print(f"# early attention: {shape} with {rows} rows")
+
+
+def _pays(layers: Mapping[str, Any]) -> bool:
+    """Whether chosen layers are right and faster than today's by more than chance."""
+    enough_us = layers["today_us"] * (1 - LEAST_GAIN)
+    return bool(layers["chosen_us"] < enough_us and layers["error"] < _LARGEST_ERROR)

@@ -3,6 +3,7 @@
 `benchmarks/tune_fused_linear.py` makes the table.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
@@ -197,28 +198,43 @@ MEASURED: Final[dict[tuple[Kind, int, int], dict[int, Choice]]] = {
 # A process has one model on one device, and its kernels' callers know only tensors.
 _tuned: Table = {}
 
+# Up to so many rows each; beyond, powers of two.
+_CLASSES: Final = (1, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+# Whose forms a class takes that has not been measured. Beyond 128 rows those that are not there cost more than the
+# library's product does, which has tiles for all numbers of them.
+_LIKE: Final = {48: 64, 96: 128}
 # Beyond one row a fused product pays, unmeasured, where launches weigh more than bytes.
 _SMALL_K: Final = 1024
 _MOST_ROWS: Final = 32
 
 
 def padded_rows(num_rows: int) -> int:
-    """The class of a number of rows: 1, 8, 16, 32, 64 and so on. One program takes up to `Tile.block_rows`."""
-    return 1 if num_rows == 1 else max(8, 1 << (num_rows - 1).bit_length())
+    """The class of a number of rows: the next of 1, 8, 16, 32, 48 and so on."""
+    place = bisect_left(_CLASSES, num_rows)
+    return _CLASSES[place] if place < len(_CLASSES) else 1 << (num_rows - 1).bit_length()
+
+
+def measured_as(rows: int) -> int:
+    """The class whose forms a padded number of rows takes if it has not been measured."""
+    return _LIKE.get(rows, rows)
 
 
 def choose(kind: Kind, n: int, k: int, num_rows: int) -> Choice:
     """The fastest way for a weight [n, k] and so many rows; None is the library's product."""
     rows = padded_rows(num_rows)
     tuned = _tuned.get((kind, n, k), {})
-    return tuned[rows] if rows in tuned else choose_untuned(kind, n, k, rows)
+    for measured in (rows, measured_as(rows)):
+        if measured in tuned:
+            return tuned[measured]
+    return choose_untuned(kind, n, k, rows)
 
 
 def choose_untuned(kind: Kind, n: int, k: int, rows: int) -> Choice:
     """The same for a padded number of rows, as far as can be known without a measurement on this device."""
-    measured = MEASURED.get((kind, n, k), {})
-    if rows in measured:
-        return measured[rows]
+    table = MEASURED.get((kind, n, k), {})
+    for measured in (rows, measured_as(rows)):
+        if measured in table:
+            return table[measured]
     if rows == 1 or (k <= _SMALL_K and rows <= _MOST_ROWS and kind != "head"):
         return default_tile(kind, n, k, rows)
     return None

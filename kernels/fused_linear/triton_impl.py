@@ -7,6 +7,11 @@ from pillion.kernels.fused_linear.tiles import Kind, Tile, default_tile, padded_
 from pillion.kernels.fused_linear.triton_skinny import skinny_linear_kernel, skinny_qkv_kernel
 
 
+def _block_rows(num_rows: int, tile: Tile) -> int:
+    """Rows that a program takes: a power of two."""
+    return min(1 << (padded_rows(num_rows) - 1).bit_length(), tile.block_rows)
+
+
 def _pdl_option(pdl: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if pdl else {}
 
@@ -26,7 +31,7 @@ def _launch(
     num_rows, k = x.shape
     n_out = out.shape[1]
     tile = tile or default_tile(kind, weight.shape[0], k, padded_rows(num_rows))
-    rows = min(padded_rows(num_rows), tile.block_rows)
+    rows = _block_rows(num_rows, tile)
     skinny_linear_kernel[(triton.cdiv(n_out, tile.block_n), triton.cdiv(num_rows, rows))](
         x,
         weight,
@@ -117,7 +122,7 @@ def norm_qkv(
     num_rows, k = x.shape
     _, _, num_kv_heads, block_size, head_dim = layer_kv.shape
     tile = tile or default_tile("qkv", weight.shape[0], k, padded_rows(num_rows))
-    rows = min(padded_rows(num_rows), tile.block_rows)
+    rows = _block_rows(num_rows, tile)
     block_h = min(tile.block_n, triton.next_power_of_2(head_dim // 2))
     q = torch.empty((num_rows, num_q_heads, head_dim), dtype=x.dtype, device=x.device)
     num_tiles = triton.cdiv(head_dim // 2, block_h) * (num_q_heads + 2 * num_kv_heads)

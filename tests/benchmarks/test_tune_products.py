@@ -77,10 +77,10 @@ def test_checks_say_what_is_right_and_what_fails(
 
 
 def test_candidates_fit_a_multiprocessor_and_share_kernels() -> None:
-    groups = checking.candidates(["8b", "1b", "135m"], [1, 8, 16, 32, 64, 128, 256])
+    groups = checking.candidates(["8b", "1b", "135m"], [1, *candidates._BLOCK_ROWS])
     wide = [c for group in groups for c in group if isinstance(c.form, WideTile)]
     products = {(c.shape, c.name, c.rows) for c in wide}
-    assert len(products) == 3 * 5 * 6  # each model and product, each number of rows beyond one
+    assert len(products) == 3 * 5 * 11  # each model and product, each number of rows beyond one
     for c in wide:
         assert isinstance(c.form, WideTile)
         tiles = c.form.block_n * (2 if c.name == "gated" else 1) + c.form.block_rows
@@ -89,7 +89,7 @@ def test_candidates_fit_a_multiprocessor_and_share_kernels() -> None:
             assert c.form.splits == 1
             assert c.form.programs <= 2 * candidates.MULTIPROCESSORS
     assert {c.rows for c in wide if isinstance(c.form, WideTile) and c.form.programs} == {
-        *(8, 16, 32, 64, 128)
+        *(8, 16, 32, 48, 64, 96, 128)
     }
     kernels = sum(isinstance(group[0].form, WideTile) for group in groups)
     assert kernels < len(wide) / 2
@@ -201,16 +201,24 @@ def test_a_file_becomes_the_table(
     said = capsys.readouterr().out
     assert "tiny 8 products: qkv " in said
     assert "tiny 8 layer: today 4.00 us" in said
-    tuning.print_table(out)
+    tuning.print_table([out])
     printed = capsys.readouterr().out
     assert '("gated", 256, 64): {' not in printed  # as fast as before
     assert '    ("head", 80, 64): {' in printed
     data = json.loads(out.read_text())
-    data["layers"][0] |= {"chosen_us": 3.9, "attention_early": True}
+    data["layers"][0] |= {"chosen_us": 3.995, "attention_early": True}
     data["chosen"][0]["forms"]["gated"] = choice.to_json(EQUAL)
     out.write_text(json.dumps(data))
-    tuning.print_table(out)
+    tuning.print_table([out])
+    assert '("gated", 256, 64): {' not in capsys.readouterr().out  # which is chance
+    data["layers"][0] |= {"chosen_us": 3.9}
+    out.write_text(json.dumps(data))
+    other = tmp_path / "other.json"
+    data["chosen"][0] |= {"rows": 48, "forms": {"head": choice.to_json(NARROW)}}
+    other.write_text(json.dumps(data))
+    tuning.print_table([out, other])
     printed = capsys.readouterr().out
+    assert "        48: Tile(16, 64, 4, 2)," in printed.splitlines()
     for line in (
         '    ("qkv", 6144, 4096): {',
         "        1: Tile(8, 256, 4, 4),",

@@ -10,7 +10,14 @@ from pillion.actors.gpu_worker.layers.decoder_layer import HeadShape
 from pillion.actors.gpu_worker.limits import CUDA_MAX_NUM_SEQS
 from pillion.actors.gpu_worker.models.model_config import ModelConfig
 from pillion.actors.gpu_worker.tuning.forms import Card, Form, forms_of, kernel_of
-from pillion.kernels.fused_linear.tiles import MEASURED, MEASURED_ON, Kind, Tile, padded_rows
+from pillion.kernels.fused_linear.tiles import (
+    MEASURED,
+    MEASURED_ON,
+    Kind,
+    Tile,
+    measured_as,
+    padded_rows,
+)
 from pillion.runtime.config import EngineConfig
 
 # In this order: should time run out, what most daemons need has been tuned.
@@ -110,7 +117,7 @@ def plan_tuning(
         return None
     products = _products(model) if dtype.itemsize == 2 else ()
     max_num_seqs = config.max_num_seqs or CUDA_MAX_NUM_SEQS
-    used = {padded_rows(size) for size in graph_sizes(max_num_seqs)}
+    used = {measured_as(padded_rows(size)) for size in graph_sizes(max_num_seqs)}
     plan = TuningPlan(
         card,
         dtype,

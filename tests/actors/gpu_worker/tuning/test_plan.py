@@ -65,7 +65,14 @@ class TestPlan:
                 assert form.choice == MEASURED[product[1:4]][rows]
 
     def test_rows_are_those_of_captured_steps(self) -> None:
-        for max_num_seqs, wanted in ((1, {1}), (20, {1, 8, 16, 32}), (None, set(ROWS))):
+        few = {1, 8, 16, 32}
+        for max_num_seqs, wanted in (
+            (1, {1}),
+            (20, few),
+            (40, {*few, 64}),  # as 64 rows
+            (224, {*few, 64, 128}),  # the library's
+            (None, set(ROWS)),
+        ):
             plan = plan_for(max_num_seqs=max_num_seqs)
             assert plan is not None
             assert set(plan.row_classes) == wanted
