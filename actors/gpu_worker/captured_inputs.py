@@ -29,6 +29,8 @@ class CapturedInputs:
         self._blocks = blocks
         # graph size -> the slots that its device tensor names
         self._graph_slots_np: dict[int, npt.NDArray[np.int32]] = {}
+        # graph size -> its last inputs
+        self._graph_inputs: dict[int, StepInputs] = {}
 
     def empty_mixed_table(self, shape: MixedShape) -> torch.Tensor:
         """The table of a captured step, with nothing but padding: [shape.size] int32."""
@@ -86,6 +88,21 @@ class CapturedInputs:
 
     def of_decode(self, graph: "DecodeGraph", slots_np: npt.NDArray[np.int32]) -> StepInputs:
         """The graph's own tensors, with its slots set to these and its other rows masked."""
+        last = self._graph_inputs.get(graph.num_rows)
+        if last is None or not self._are_of(last, slots_np):
+            last = self._graph_inputs[graph.num_rows] = self._new_of_decode(graph, slots_np)
+        return last
+
+    def _are_of(self, inputs: StepInputs, slots_np: npt.NDArray[np.int32]) -> bool:
+        """Whether the rows are in these slots and have the tenants that are there now."""
+        states = self._states
+        return (
+            np.array_equal(inputs.sample_slots_np, slots_np)
+            and np.array_equal(inputs.sample_generations_np, states.generation_np[slots_np])
+            and np.array_equal(inputs.sample_sequence_ids_np, states.sequence_id_np[slots_np])
+        )
+
+    def _new_of_decode(self, graph: "DecodeGraph", slots_np: npt.NDArray[np.int32]) -> StepInputs:
         num_rows, inputs = len(slots_np), graph.step.inputs
         padded_np = np.full(graph.num_rows, self._states.max_num_seqs, dtype=np.int32)
         padded_np[:num_rows] = slots_np

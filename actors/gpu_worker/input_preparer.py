@@ -103,12 +103,15 @@ class InputPreparer:
         whose prefill is not complete.
         """
         slots, generations = _column(plan.slots), _column(plan.generations)
-        self._check_slots(slots)
         states = self._states
+        if execution == 0:
+            self._check_slots(slots)
         live = (states.generation_np[slots] == generations) & ~states.finished_np[slots]
+        if execution:
+            return PlanRows.of_decode(slots[live & self._can_decode(slots)])
         computed = states.num_computed_np[slots]
         starts = _column(plan.starts).astype(np.int64)
-        decode = starts < 0 if execution == 0 else np.ones_like(live)
+        decode = starts < 0
         prefill = live & ~decode
         ends = starts + _column(plan.num_tokens)
         if np.any(prefill & ((starts != computed) | (ends > states.num_known_np[slots]))):
@@ -117,10 +120,15 @@ class InputPreparer:
                 f" {slots.tolist()}, which have {computed.tolist()} of"
                 f" {states.num_known_np[slots].tolist()} tokens"
             )
-        capacity = self._blocks.capacity_np[slots]
-        prefill &= ends <= capacity
-        decode &= live & (computed + 1 == states.num_known_np[slots]) & (computed < capacity)
+        prefill &= ends <= self._blocks.capacity_np[slots]
+        decode &= live & self._can_decode(slots)
         return PlanRows(slots[decode], slots[prefill], starts[prefill], ends[prefill])
+
+    def _can_decode(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """[n] whether all tokens known but the last are computed, and there is room for that one."""
+        computed = self._states.num_computed_np[slots]
+        can: npt.NDArray[np.bool_] = computed + 1 == self._states.num_known_np[slots]
+        return can & (computed < self._blocks.capacity_np[slots])
 
     def prepare(self, rows: PlanRows) -> StepInputs:
         """The step's tensors. The host's counters move on as if no row finished."""
@@ -136,9 +144,10 @@ class InputPreparer:
             inputs = self.decode_inputs(self._constants, max_seq_len)
         states.num_computed_np[rows.decode_slots] += 1
         states.num_known_np[rows.decode_slots] += 1
-        states.num_computed_np[rows.prefill_slots] = rows.prefill_ends
-        complete = rows.prefill_ends == states.num_known_np[rows.prefill_slots]
-        states.num_known_np[rows.prefill_slots[complete]] += 1
+        if num_prefill:
+            states.num_computed_np[rows.prefill_slots] = rows.prefill_ends
+            complete = rows.prefill_ends == states.num_known_np[rows.prefill_slots]
+            states.num_known_np[rows.prefill_slots[complete]] += 1
         return inputs
 
     def decode_constants(self, slots_np: npt.NDArray[np.int32]) -> DecodeConstants:

@@ -42,6 +42,7 @@ NOT_FINITE: Final = (
 
 _NO_COLUMNS: Final = np.zeros((4, 0), dtype=np.int32)
 _NO_ROWS: Final = np.zeros(0, dtype=np.int32)
+_NO_INDICES: Final = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,15 @@ class OutputProcessor:
         """All slots are free, and their generations count from the beginning."""
         self._sampler.masks.forget_all()
 
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether any row does, or soon will."""
+        return self._sampler.masks.is_used
+
     def unmasked(self, inputs: StepInputs) -> npt.NDArray[np.intp]:
         """Rows that sample, as far as the host knows, and whose mask is missing."""
+        if not self.awaits_masks:
+            return _NO_INDICES
         slots = inputs.sample_slots_np
         next_position = self._states.num_known_np[slots] - 1
         missing = self._sampler.masks.missing(slots, next_position)
@@ -144,9 +152,11 @@ class OutputProcessor:
         if len(unmasked):
             self._withhold(inputs, unmasked)
         if inputs.graph is not None and output.logits is not None:
-            ended = self._replay_end(inputs.graph, inputs, output.logits)
+            end = self._sampler.end_for(slots_np)
+            ended = self._replay_end(end, inputs.graph, inputs, output.logits)
             columns = self._device.download([ended.columns])
-            if (wanted := self._sampler.logprobs.wanted(slots_np)) is not None:
+            wanted = self._sampler.logprobs.wanted(slots_np) if end is End.FULL else None
+            if wanted is not None:
                 logprob_rows_np, num_top = wanted
                 best_first = ended.logprob_ids[: 1 + num_top], ended.logprobs[: 1 + num_top]
                 logprobs = self._device.download([*best_first, ended.ranks])
@@ -233,10 +243,9 @@ class OutputProcessor:
         self._states.withhold(inputs.sample_slots_np[rows])
 
     def _replay_end(
-        self, graph: CapturedStep, inputs: StepInputs, logits: torch.Tensor
+        self, end: End, graph: CapturedStep, inputs: StepInputs, logits: torch.Tensor
     ) -> EndResult:
         """The end that the step's rows need. Writes: the slots' state."""
-        end = self._sampler.end_for(inputs.sample_slots_np)
         if end is not End.FULL:
             self._sampler.masks.apply(logits, inputs.sample_slots, inputs.sample_slots_np)
         if end is not End.GREEDY:

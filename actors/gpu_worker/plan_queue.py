@@ -27,6 +27,11 @@ class PlanQueue:
         """Whether a plan may be executed, as far as is known without its rows."""
         return self.has_newer or self._current is not None
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the next execution is one more of the plan that was executed last."""
+        return not self._waiting and self._current is not None and self._executions > 0
+
     def adopt(self, epoch: int) -> bool:
         """Takes note of the scheduler's life; whether it is new, so that no plan is left."""
         if epoch <= self.scheduler_epoch:

@@ -1,12 +1,16 @@
 """The rows of one execution of a plan."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_inputs import PromptLogprobRows
+
+_NO_SLOTS: Final = np.zeros(0, dtype=np.int32)
+_NO_POSITIONS: Final = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,11 @@ class PlanRows:
     prefill_slots: npt.NDArray[np.int32]
     prefill_starts: npt.NDArray[np.int64]
     prefill_ends: npt.NDArray[np.int64]
+
+    @classmethod
+    def of_decode(cls, slots: npt.NDArray[np.int32]) -> "PlanRows":
+        """Of a step without prefill rows."""
+        return cls(slots, _NO_SLOTS, _NO_POSITIONS, _NO_POSITIONS)
 
     def __len__(self) -> int:
         return len(self.decode_slots) + len(self.prefill_slots)

@@ -19,7 +19,7 @@ from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_counters import StepCounters
 from pillion.actors.gpu_worker.step_faults import DeviceLost, FailedSteps, failure_of, rows_of
 from pillion.messages.base import RingMessage
-from pillion.messages.steps import StepFailure, StepPlan
+from pillion.messages.steps import StepFailure, StepPlan, StepTimes
 from pillion.runtime.clock import now_ns as clock_ns
 from pillion.runtime.errors import InvariantBroken
 
@@ -158,21 +158,24 @@ class StepPipeline:
         )
         return True
 
-    def collect(self, only_if_ready: bool = False) -> None:
-        """Answers the oldest step that was launched, if there is one."""
+    def collect(self, only_if_ready: bool = False) -> StepTimes | None:
+        """Answers the oldest step that was launched, if there is one.
+
+        Returns where its time went, if it came out well and had rows.
+        """
         launched = self._launched.oldest
         if launched is None:
-            return
+            return None
         try:
             if only_if_ready and not launched.pending.is_ready():
-                return
+                return None
             output = self._output_processor.collect(
                 launched.pending, launched.identity, launched.times
             )
         except Exception as error:
             # Those launched behind it took its tokens for good.
             self._fail(error, launched.identity, self._void())
-            return
+            return None
         self._launched.drop_oldest()
         collected_ns = clock_ns()
         if launched.times is not None:
@@ -187,6 +190,7 @@ class StepPipeline:
         # An edge has no use for a step that had no rows.
         receivers = OUTPUT_RECEIVERS if launched.times is not None else ("scheduler",)
         self.outgoing += [(receiver, output) for receiver in receivers]
+        return launched.times
 
     def _judged(self, failure: StepFailure) -> StepFailure:
         """If every step fails that ends this worker, as a lost device does."""

@@ -7,6 +7,7 @@ import torch
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
 from pillion.actors.gpu_worker.plan_queue import PlanQueue
 from pillion.actors.gpu_worker.step_pipeline import StepPipeline
+from pillion.messages.base import RingMessage
 from pillion.messages.control import PeerRestarted, Shutdown
 from pillion.messages.inboxes import WorkerInbox
 from pillion.messages.steps import StepPlan, TokenMasks
@@ -16,7 +17,8 @@ class Worker:
     """Runs plans in the order in which they arrive: each once, then again until the next one is there.
 
     One call of `tick` launches or collects one step, so messages are seen between any two steps. Up to
-    `steps_in_flight` steps are launched before the first of them is collected.
+    `steps_in_flight` steps are launched before the first of them is collected. While a grant lasts the next step is
+    launched before the answer of the one that was collected is sent: short steps leave no time for both.
 
     A step with rows whose token masks are missing is left open behind its forward pass: masks may come
     meanwhile. It ends without them before the other rows lose time by it; those rows then are computed again.
@@ -37,6 +39,7 @@ class Worker:
         self._steps = steps
         self._output_processor = output_processor
         self._steps_in_flight = steps_in_flight
+        self._held: list[tuple[str, RingMessage]] = []  # an answer until the next step is launched
         self.outgoing = steps.outgoing
         self.counters = steps.step_counters.counters
         self.gauges: dict[str, int | float | str] = {}
@@ -75,21 +78,25 @@ class Worker:
         """Launches a step or collects one. Returns now_ns while there is work: come back at once."""
         steps = self._steps
         self.waits_for_device = False
+        if self._held and self._plans.has_newer:
+            self._release()  # a plan takes longer to launch than a step of a grant
+            return now_ns
         has_launched = False
         if steps.open is not None:
             has_launched = steps.end_if_due(steps.open, self._plans.has_newer)
         elif steps.num_launched < self._steps_in_flight and (has_launched := self._begin()):
             # Masks that are missing may be among the messages that came during the forward pass.
             has_launched = steps.open is None or steps.end_if_masked(steps.open)
-        if steps.open is not None:
+        if self._held:
+            self._release()
+        elif steps.open is not None:
             if steps.num_launched:
                 steps.collect()  # what masks depend on
             elif not self._plans.has_newer and steps.all_wait(steps.open):
                 return None
-        elif has_launched:
-            if steps.num_launched == self._steps_in_flight:
-                steps.collect()
-        else:
+        elif steps.num_launched == self._steps_in_flight:
+            self._collect()
+        elif not has_launched:
             num_launched = steps.num_launched
             steps.collect(only_if_ready=True)
             self.waits_for_device = 0 < num_launched == steps.num_launched
@@ -113,6 +120,28 @@ class Worker:
             return True
         self._plans.end_grant()
         return False
+
+    def _collect(self) -> None:
+        """Answers the oldest step that was launched. Its answer is held back if a step follows at once.
+
+        First tokens are not, nor what masks depend on.
+        """
+        steps = self._steps
+        times = steps.collect()
+        if (
+            steps.num_launched
+            and self._plans.repeats
+            and times is not None
+            and not times.num_prefill_tokens
+            and not self._output_processor.awaits_masks
+        ):
+            self._held = self.outgoing.copy()
+            self.outgoing.clear()
+
+    def _release(self) -> None:
+        """What was held back leaves, before all that was said since."""
+        self.outgoing[:0] = self._held
+        self._held = []
 
     def _on_plan(self, plan: StepPlan) -> None:
         if plan.epoch >= self._plans.scheduler_epoch:

@@ -75,6 +75,8 @@ class Sampler:
         self._bad_words = BadWords(max_num_seqs, device, preallocate)
         self.logprobs = Logprobs(max_num_seqs)
         self._features = Features(max_num_seqs, device)
+        # The rows that were asked about last, and the answer; None when any slot has a new tenant since.
+        self._known_end: tuple[npt.NDArray[np.integer], End] | None = None
 
     def add(
         self,
@@ -102,6 +104,7 @@ class Sampler:
 
     def release(self, slot: int) -> None:
         """Leaves nothing of the slot's tenant; releasing a free slot changes nothing."""
+        self._known_end = None
         self.masks.release(slot)
         self._allowed_ids.release(slot)
         self._logit_bias.release(slot)
@@ -138,7 +141,17 @@ class Sampler:
         return Sampled(token_ids, None if raw is None else self.logprobs.compute(raw, token_ids))
 
     def end_for(self, slots_np: npt.NDArray[np.integer]) -> End:
-        """The least that does what these slots ask for, token masks left out."""
+        """The least that does what these slots ask for, token masks left out.
+
+        An array that was given before must hold the same slots.
+        """
+        if self._known_end is not None and self._known_end[0] is slots_np:
+            return self._known_end[1]
+        end = self._least_end(slots_np)
+        self._known_end = (slots_np, end)
+        return end
+
+    def _least_end(self, slots_np: npt.NDArray[np.integer]) -> End:
         edits = (
             self._allowed_ids,
             self._logit_bias,

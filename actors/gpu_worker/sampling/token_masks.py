@@ -27,23 +27,34 @@ class TokenMaskTable:
         # [max_num_seqs, num_words] int32
         self._bitmask = SlotTable(max_num_seqs, (num_words,), np.int32, -1, device)
         self._needs_np = np.zeros(max_num_seqs, np.bool_)
+        self._needing: set[int] = set()  # the slots of which that is true
         # of the tenant, and of the mask that is there
         self._tenant_np = np.full(max_num_seqs, _NOWHERE, np.int64)
         self._generation_np = np.full(max_num_seqs, _NOWHERE, np.int64)
         self._position_np = np.full(max_num_seqs, _NOWHERE, np.int64)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether any slot needs masks."""
+        return bool(self._needing)
+
     def add(self, slot: int, sampling: TokenSampling, generation: int) -> None:
         """A sequence takes the slot, which was released before."""
         self._tenant_np[slot] = generation
-        self._needs_np[slot] = sampling.needs_masks
+        if sampling.needs_masks:
+            self._needs_np[slot] = True
+            self._needing.add(slot)
 
     def release(self, slot: int) -> None:
         """The slot's next tenant may need nothing."""
-        self._needs_np[slot] = False
+        if slot in self._needing:
+            self._needs_np[slot] = False
+            self._needing.remove(slot)
 
     def forget_all(self) -> None:
         """Generations count from the beginning again."""
         self._needs_np[:] = False
+        self._needing.clear()
         for column in (self._tenant_np, self._generation_np, self._position_np):
             column[:] = _NOWHERE
 
@@ -92,6 +103,8 @@ class TokenMaskTable:
         self, logits: torch.Tensor, slots: torch.Tensor, slots_np: npt.NDArray[np.integer]
     ) -> None:
         """Writes: logits [n, vocab or wider], -inf for what is not allowed; the rest is left as it is."""
+        if not self._needing:
+            return
         rows_np = np.flatnonzero(self._needs_np[slots_np])
         if len(rows_np):
             rows = upload(rows_np, logits.device)

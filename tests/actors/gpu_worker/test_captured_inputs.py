@@ -1,5 +1,6 @@
 """What a captured step reads against what a step without a graph reads."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
 from pillion.actors.gpu_worker.cuda_graphs import DecodeGraph, GraphTable, mixed_shapes
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.mixed_table import MixedShape, MixedTable, fill_mixed_table
+from pillion.actors.gpu_worker.step_inputs import StepInputs
 
 SHAPE = MixedShape(num_tokens=128, num_rows=6, num_prefill_rows=3)
 
@@ -104,6 +106,36 @@ def test_inputs_equal_those_of_a_step_without_a_graph(make_rig: Any) -> None:
     # A row whose prompt goes on is there, but samples nothing.
     assert captured.sample_valid.tolist() == [True, True, False, True, False, False]
     assert captured.logits_indices.tolist()[:4] == [0, 1, 10, 14]
+
+
+class TestDecodeInputs:
+    def test_they_are_kept_while_the_rows_and_their_tenants_stay(self, make_rig: Any) -> None:
+        rig = make_rig()
+        rig.step([(s, 0, 2) for s in range(3)], new=[rig.new(s, [1, 2]) for s in range(3)])
+        steps = rig.worker._steps
+        preparer, states = steps._input_preparer, steps._states
+        scratch = np.full(4, states.max_num_seqs, dtype=np.int32)
+        constants = preparer.decode_constants(scratch)
+        # Nothing is replayed here.
+        step: Any = SimpleNamespace(inputs=preparer.decode_inputs(constants))
+        graph = DecodeGraph(4, constants.slots, step)
+        captured = CapturedInputs(Device(torch.device("cpu")), states, preparer._blocks)
+
+        def inputs_of(*slots: int) -> StepInputs:
+            return captured.of_decode(graph, np.array(slots, dtype=np.int32))
+
+        first = inputs_of(0, 2)
+        assert inputs_of(0, 2) is first
+        assert graph.slots.tolist() == [0, 2, *scratch[:2]]
+        fewer = inputs_of(2)
+        assert graph.slots.tolist() == [2, *scratch[:3]]
+        assert fewer.sample_sequence_ids_np.tolist() == [1020]
+        states.sequence_id_np[2] = (
+            7  # of another scheduler's life, in which generations may be the same
+        )
+        assert inputs_of(2).sample_sequence_ids_np.tolist() == [7]
+        states.generation_np[2] = 5
+        assert inputs_of(2).sample_generations_np.tolist() == [5]
 
 
 class TestShapes:

@@ -396,6 +396,41 @@ class TestRunAhead:
         assert rig.worker.tick(0) is None
         assert not rig.worker.waits_for_device
 
+    @pytest.mark.parametrize("steps_in_flight", [2, 3])
+    def test_the_next_step_of_a_grant_is_launched_before_an_answer_is_sent(
+        self, make_rig: Any, steps_in_flight: int
+    ) -> None:
+        rig, repeat = make_rig(steps_in_flight=steps_in_flight), 12
+        rig.worker.on_message(rig.plan([(0, 0, 4)], new=[rig.new(0, prompt(4))], repeat=repeat), 0)
+        launched_before: list[int] = []
+        while len(launched_before) < repeat:
+            rig.worker.tick(0)
+            num_new = len(rig.worker.outgoing) // 2 - len(launched_before)
+            launched_before += [rig.worker.counters["steps"]] * num_new
+        # Nobody waits longer than needed for a first token, and at the end there is nothing to launch.
+        ahead = [min(step + 1 + steps_in_flight, repeat) for step in range(1, repeat)]
+        assert launched_before == [steps_in_flight, *ahead]
+        assert rig.tokens(1000) == []
+        rig.run_dry()
+        assert rig.tokens(1000) == rig.model.greedy(prompt(4), repeat)
+
+    def test_an_answer_is_sent_before_another_plan_is_launched(self, make_rig: Any) -> None:
+        rig = make_rig(steps_in_flight=2)
+        worker = rig.worker
+        worker.on_message(rig.plan([(0, 0, 4)], new=[rig.new(0, prompt(4))], repeat=50), 0)
+        while worker.counters["steps"] < 4:
+            worker.tick(0)
+        worker.tick(0)
+        assert worker.outgoing == []
+        worker.on_message(rig.plan([(0,), (1, 0, 9)], new=[rig.new(1, prompt(9, 1))]), 0)
+        worker.tick(0)
+        assert [message.step_id for _, message in worker.outgoing] == [0, 0, 1, 1, 2, 2]
+        assert worker.counters["steps"] == 4
+        outputs = rig.run_dry()
+        assert [o.step_id for o in outputs] == list(range(len(outputs)))
+        assert rig.tokens(1000) == rig.model.greedy(prompt(4), len(outputs))
+        assert rig.tokens(1010) == rig.model.greedy(prompt(9, 1), 1)
+
     @pytest.mark.parametrize("steps_in_flight", [2, 3, 5])
     def test_run_ahead_changes_no_token(self, make_rig: Any, steps_in_flight: int) -> None:
         rig = make_rig(steps_in_flight=steps_in_flight)

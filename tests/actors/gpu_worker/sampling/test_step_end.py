@@ -158,8 +158,12 @@ def test_ends_do_what_the_sampler_does(end: End, seed: int, make_sampling: Any) 
 def test_the_next_tenant_of_a_slot_starts_without_features(make_sampling: Any) -> None:
     sampler = Sampler(VOCAB_SIZE, 2, MAX_MODEL_LEN, CPU)
     tokens = np.array([1], dtype=np.int32)
+    slots_np = np.array([0, 1])
     sampler.add(0, make_sampling(logit_bias={1: 2.0}, logprobs=2), tokens, 1)
     assert sampler.tables().features.tolist() == [[4, 2], [0, -1]]
+    assert sampler.end_for(slots_np) is End.FULL
+    assert sampler.end_for(np.array([1])) is End.GREEDY
+    assert sampler.end_for(slots_np) is End.FULL
     sampler.add(0, make_sampling(), tokens, 1)
     assert sampler.tables().features.tolist() == [[0, -1], [0, -1]]
-    assert sampler.end_for(np.array([0, 1])) is End.GREEDY
+    assert sampler.end_for(slots_np) is End.GREEDY
