@@ -18,9 +18,11 @@ from pillion.messages.codec import unpack_int64
 def main() -> None:
     rig = TinyWorker.start(tiny_config(Path(sys.argv[1]), "cuda"))
     rig.run([(0, 0, 3)], [rig.new(0, [5, 6, 7], GREEDY)])
-    nowhere = torch.tensor([1 << 20], device="cuda")
-    torch.zeros(4, device="cuda")[nowhere]  # an assertion on the device
-    outputs = rig.run([(0,)], repeat=20)
+    few, nowhere = torch.zeros(4, device="cuda"), torch.tensor([1 << 20], device="cuda")
+    rig.give([(0,)], repeat=20)
+    rig.worker.tick(0)  # a step is on its way
+    few[nowhere]  # an assertion on the device
+    outputs = rig.rest()
     failures = [output.failure for output in outputs if output.failure is not None]
     found = {
         "finished": rig.worker.finished,

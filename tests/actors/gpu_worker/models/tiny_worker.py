@@ -72,6 +72,10 @@ class TinyWorker:
     ) -> list[StepOutput]:
         """Runs a plan until the worker rests. Rows are (slot,) to decode or (slot, start, end) to prefill."""
         self.give(rows, new, repeat=repeat, released=released, fresh=fresh)
+        return self.rest()
+
+    def rest(self) -> list[StepOutput]:
+        """Runs what was given until the worker rests, or ends."""
         while not self.worker.finished and self.worker.tick(0) is not None:
             pass
         sent = self.worker.outgoing
