@@ -11,9 +11,8 @@ _LEAST_BYTES: Final = 256
 
 def page_locked(num_bytes: int) -> torch.Tensor:
     """[num_bytes] uint8, not initialized."""
-    with torch.inference_mode(
-        mode=False
-    ):  # steps write to it in inference mode, others outside of it
+    # A tensor made in inference mode could be written to in that mode alone.
+    with torch.inference_mode(mode=False):
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
