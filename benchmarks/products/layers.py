@@ -30,15 +30,14 @@ _OF_A_LAYER: Final = ("qkv", "output", "gated", "down")
 
 @contextlib.contextmanager
 def settings(table: Table, *, early: bool) -> Iterator[None]:
-    """Products take their tiles from a table; attention lets the launch behind it in from its start on."""
+    """Products take their tiles from a table; attention lets the launch behind it in from its start on, or does not."""
     before, best = tiles.MEASURED, triton_decode.best_setting
 
-    def best_early(num_pairs: int, head_dim: int) -> triton_decode.Setting:
-        return best(num_pairs, head_dim)._replace(early=True)
+    def best_but_early(num_pairs: int, head_dim: int) -> triton_decode.Setting:
+        return best(num_pairs, head_dim)._replace(early=early)
 
     tiles.MEASURED = table  # type: ignore[misc]
-    if early:
-        triton_decode.best_setting = best_early
+    triton_decode.best_setting = best_but_early
     try:
         yield
     finally:
@@ -77,6 +76,12 @@ class Layers:
             max_seq_len=_CONTEXT,
             max_decode_seq_len=_CONTEXT,
         )
+
+    @property
+    def attention_early(self) -> bool:
+        """Whether attention lets the launch behind it in from its start on, as things are."""
+        _, _, num_kv_heads, _, head_dim = self._kv[0].shape
+        return triton_decode.best_setting(len(self._x) * num_kv_heads, head_dim).early
 
     def run(self) -> torch.Tensor:
         """The stream behind the last layer."""

@@ -96,7 +96,10 @@ class Tuning:
         chosen, layers = self._chosen[shape, rows], Layers(SHAPES[shape], rows)
         names = [name for name in LayerForms._fields if name in chosen]
         today, more = (
-            LayerForms(**{name: as_choice(form(SHAPES[shape], name, rows)) for name in names})
+            LayerForms(
+                **{name: as_choice(form(SHAPES[shape], name, rows)) for name in names},
+                attention_early=layers.attention_early,
+            )
             for form in (form_today, form_of_more)
         )
         alone = LayerForms(**{n: as_choice(chosen[n]) for n in names})

@@ -20,6 +20,9 @@ _MOST_PROGRAMS = 4096
 _NARROW = {32: (32, 16), 128: (32, 8), 320: (32, 4), 512: (16, 4), 700: (16, 2)}
 _WIDE = {32: (16, 16), 128: (16, 8), 256: (16, 4)}
 _MANY = ((32, 1), (16, 1))
+# Pairs with which layers are faster if the launch behind is let in at once, for narrow and wide heads; measured with
+# `benchmarks/tune_fused_linear.py`.
+_EARLY = (range(33, 129), range(33, 513))
 
 
 @triton.jit
@@ -224,11 +227,12 @@ def best_setting(num_pairs: int, head_dim: int) -> Setting:
     programs of one warp, which never waits for another, and more splits than equal rows need, for the longest
     of others.
     """
-    table = _NARROW if head_dim <= 64 else _WIDE
+    is_wide = head_dim > 64
+    table = _WIDE if is_wide else _NARROW
     block_tokens, splits = next(
-        (setting for most, setting in table.items() if num_pairs <= most), _MANY[head_dim > 64]
+        (setting for most, setting in table.items() if num_pairs <= most), _MANY[is_wide]
     )
-    return Setting(block_tokens, 1, 3, splits)
+    return Setting(block_tokens, 1, 3, splits, early=num_pairs in _EARLY[is_wide])
 
 
 def decode_attention(

@@ -15,6 +15,7 @@ from products.product import Form, Library, Product, Shape
 
 from pillion.kernels.fused_linear import wide_impl
 from pillion.kernels.fused_linear.tiles import MEASURED, Tile, WideTile
+from pillion.kernels.paged_attention import triton_decode
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="needs Triton's interpreter"),
@@ -121,6 +122,16 @@ def test_layers_are_the_same_with_every_table() -> None:
     assert us == 4.0
     assert product.relative_error(stream, wanted) < 4e-3
     assert before == MEASURED
+
+
+def test_attention_is_early_or_late_as_told() -> None:
+    as_usual = triton_decode.best_setting
+    for rows, is_early in ((8, False), (40, True)):
+        assert layers.Layers(TINY, rows, num_layers=2).attention_early == is_early
+        for early in (False, True):
+            with layers.settings(MEASURED, early=early):
+                assert triton_decode.best_setting(rows, 32).early == early
+    assert triton_decode.best_setting is as_usual
 
 
 LATE = WIDE._replace(early=False)

@@ -1,0 +1,26 @@
+"""How decode attention is cut without being told."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from pillion.kernels.paged_attention.triton_decode import _MOST_PROGRAMS, best_setting
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_splits_fit_the_scratch_memory(head_dim: int) -> None:
+    for num_pairs in range(1, 5000):
+        splits = best_setting(num_pairs, head_dim).splits
+        assert splits == 1 or num_pairs * splits <= _MOST_PROGRAMS
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "head_dim", "early"),
+    [(8, 128, {8, 16, 32, 64}), (8, 64, {8, 16}), (3, 64, {16, 32})],
+)
+def test_the_launch_behind_is_let_in_where_that_was_faster(
+    num_kv_heads: int, head_dim: int, early: set[int]
+) -> None:
+    steps = (1, 8, 16, 32, 64, 128, 256)
+    found = {rows for rows in steps if best_setting(rows * num_kv_heads, head_dim).early}
+    assert found == early
