@@ -13,6 +13,7 @@ from tiny_models import load, make_reference
 
 from pillion.actors.gpu_worker.captured_ends import CapturedEnds
 from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.forward_step import MaskPatience
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.limits import WorkerLimits
 from pillion.actors.gpu_worker.models.loader import LoadedModel, num_weights
@@ -242,7 +243,12 @@ def run(worker: Worker, plan: StepPlan, masks: TokenMasks) -> list[StepOutput]:
         pass
     outputs = [message for receiver, message in worker.outgoing if receiver == "scheduler"]
     worker.outgoing.clear()
-    return outputs  # type: ignore[return-value]
+    # One that runs ahead may find only afterwards that all rows of a step had ended.
+    return [
+        output
+        for output in outputs
+        if isinstance(output, StepOutput) and (output.sequence_ids or output.prompt_logprobs)
+    ]
 
 
 def assert_close(
@@ -278,6 +284,8 @@ def test_graphs_that_run_ahead_answer_as_steps_one_by_one(
         return replay(self, end)
 
     monkeypatch.setattr(CapturedEnds, "replay", counted)
+    # How long the clock lets rows wait for a mask is no difference between the two.
+    monkeypatch.setattr(MaskPatience, "is_over", lambda *_: True)
     captured, plain = build(loaded, with_graphs=True), build(loaded, with_graphs=False)
     planner = Planner(random.Random(len(family_name)))
     num_tokens = num_with_logprobs = 0
