@@ -23,10 +23,12 @@ class AsyncClientLink(Link[AsyncConnection]):
 
         For the connect timeout at the longest, after a lost connection for the reattach timeout.
         """
+        connection = self._connection
+        if self._takes_requests(connection) and connection.loop is asyncio.get_running_loop():
+            return connection
         options = self._options
         timeout_s = options.reattach_timeout_s if self._was_connected else options.connect_timeout_s
         patience = options.patience(timeout_s, until_ns)
-        connection = self._connection
         if connection is not None and connection.is_ending and self._replicas.ends_round:
             await asyncio.sleep(REFUSED_PAUSE_S)
         while True:

@@ -37,8 +37,10 @@ class ClientLink(Link[Connection]):
         self.close()
 
     def _connect_within(self, timeout_s: float, until_ns: int | None) -> Connection:
-        patience = self._options.patience(timeout_s, until_ns)
         connection = self._connection
+        if self._pid == os.getpid() and self._takes_requests(connection):
+            return connection
+        patience = self._options.patience(timeout_s, until_ns)
         if connection is not None and connection.is_ending and self._replicas.ends_round:
             self._closing.wait(REFUSED_PAUSE_S)
         while True:

@@ -1,7 +1,7 @@
 """What a client's link knows, for threads and asyncio alike: where it is connected and where it was."""
 
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeGuard, TypeVar
 
 from pillion.runtime.connection_end import ConnectionLost
 from pillion.runtime.errors import DaemonUnavailable
@@ -11,6 +11,8 @@ from pillion.runtime.replicas import Replicas
 
 class LinkedConnection(Protocol):
     """What a link asks of its connections."""
+
+    is_ending: bool
 
     @property
     def lost(self) -> ConnectionLost | None: ...
@@ -39,6 +41,15 @@ class Link(Generic[C]):
     def path(self) -> Path:
         """The socket of the daemon that is used now, or would be."""
         return self._replicas.path
+
+    def _takes_requests(self, connection: C | None) -> TypeGuard[C]:
+        """Whether it is there and lives, so that no other is to be looked for."""
+        return not (
+            connection is None
+            or self._closed
+            or connection.is_ending
+            or connection.lost is not None
+        )
 
     def _leave(self, connection: C) -> None:
         """New requests go elsewhere."""

@@ -2,6 +2,7 @@
 
 import secrets
 from array import array
+from copy import copy
 from typing import Final
 
 from msgspec.structs import replace
@@ -48,7 +49,8 @@ class Resumable:
         params = request.sampling_params or SamplingParams()
         if params.seed is None:
             # The rest of the answer must come from the noise of its beginning, so the client has to know it.
-            params = replace(params, seed=secrets.randbits(63))
+            params = copy(params)
+            params.seed = secrets.randbits(63)
         self.request = replace(request, sampling_params=params)  # to be sent first
         self._first_sent_ns = self._last_sent_ns = now_ns
         self._samples = [_Sample() for _ in range(params.n)]

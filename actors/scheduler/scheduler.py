@@ -8,6 +8,7 @@ from pillion.actors.scheduler.counters import PREEMPTIONS, Counters, Gauges, new
 from pillion.actors.scheduler.edge_reports import EdgeReports
 from pillion.actors.scheduler.engine import Engine
 from pillion.actors.scheduler.in_flight import SentPlan
+from pillion.actors.scheduler.kv_mail import KvMail
 from pillion.actors.scheduler.limits import Limits
 from pillion.actors.scheduler.request_book import TOKEN_BYTES, RequestBook, find_fault
 from pillion.actors.scheduler.rows import take_rows
@@ -56,7 +57,7 @@ class Scheduler:
         self._lives = Lives(peer_epochs)
         self._faults = StepFaults()
         self._drain_ns: int | None = None
-        self._owes_settling = False  # the turn before has only planned
+        self._kv_mail = KvMail(self.outgoing)
         self._begin_term()
 
     def on_message(self, message: SchedulerInbox, now_ns: int) -> None:
@@ -91,28 +92,29 @@ class Scheduler:
                 assert_never(message)
 
     def tick(self, now_ns: int) -> int | None:
-        """Ends what is out of time, plans, and settles with the KV manager. Returns when to come again."""
+        """Ends what is out of time, plans, and settles with the KV manager. Returns when to come again.
+
+        One plan a turn, so that it is on its way before the next one is thought of.
+        """
         deadlines = self._book.deadlines
         while (request := deadlines.due(now_ns)) is not None:
             for sequence in list(request.open_sequences):
                 self._close(sequence, "timeout", OUT_OF_TIME)
         if self._drain_ns is not None:
             self._drain(now_ns, self._drain_ns)
-        engine, commits_left = self._engine, False
+        engine, is_busy = self._engine, False
         if engine is not None:
             if self._faults.next_trial(self._book.open):
                 engine.make_way()
             has_planned = self._plan(engine, now_ns)
-            # Plans first: the worker waits for them, the others do not wait for what is behind.
+            # The plan first: the worker waits for it, the others do not wait for what is behind.
             self.outgoing.sort(key=lambda entry: entry[0] != "gpu_worker")
-            self._owes_settling = has_planned and not self._owes_settling
-            if self._owes_settling:
-                return now_ns
-            commits_left = engine.settle()
-        self._measure()
-        if commits_left:
+            is_busy = has_planned or engine.settle()
+            self._kv_mail.leave_if_due(now_ns)
+        if is_busy:
             return now_ns
-        due_ns = [deadlines.next_ns()]
+        self._measure()
+        due_ns = [deadlines.next_ns(), self._kv_mail.due_ns]
         if engine is not None:
             due_ns.append(engine.release_due_ns)
         if self._book.open:
@@ -125,6 +127,7 @@ class Scheduler:
         self._reports = EdgeReports(self._term, self.outgoing)
         self._book = RequestBook(self._config.enable_prefix_caching, self._faults)
         self._engine: Engine | None = None
+        self._kv_mail.drop()
 
     def _on_new_life(self, actor: str) -> None:
         match actor:
@@ -134,6 +137,7 @@ class Scheduler:
                     self._faults.on_worker_lost(self._engine.work_in_flight())
                 self._begin_term()
             case "kv_manager" if self._engine is not None:
+                self._kv_mail.drop()  # what was meant for the one before
                 self._engine.on_new_kv_manager()
             case "detokenizer":
                 # Nobody waits for these any more; the new edge sends again what a client takes up again.
@@ -202,7 +206,7 @@ class Scheduler:
         if self._engine is not None:
             return
         limits = Limits.of(self._config, message)
-        ledger = BlockLedger(self._term, limits, self._send_to_kv_manager)
+        ledger = BlockLedger(self._term, limits, self._kv_mail.add)
         self._engine = Engine(self._term, limits, self._book, ledger)
         for request in {sequence.request: None for sequence in self._book.open.values()}:
             refusal = limits.refusal(
@@ -250,15 +254,16 @@ class Scheduler:
             self._close(sequence, "error", reason)
 
     def _plan(self, engine: Engine, now_ns: int) -> bool:
-        """Leaves the plans that the worker should have now. Returns whether there are any."""
-        num_plans = self.counters["plans"]
-        while (planned := engine.plan(now_ns, self._lives["detokenizer"])) is not None:
-            for sequence in planned.admitted:
-                if not sequence.was_scheduled or sequence.sampling.needs_masks:
-                    self._announce(sequence, now_ns)
-            self.counters["plans"] += 1
-            self.outgoing.append(("gpu_worker", planned.message))
-        return self.counters["plans"] > num_plans
+        """Leaves the next plan that the worker should have now. Returns whether there is one."""
+        planned = engine.plan(now_ns, self._lives["detokenizer"])
+        if planned is None:
+            return False
+        for sequence in planned.admitted:
+            if not sequence.was_scheduled or sequence.sampling.needs_masks:
+                self._announce(sequence, now_ns)
+        self.counters["plans"] += 1
+        self.outgoing.append(("gpu_worker", planned.message))
+        return True
 
     def _announce(self, sequence: Sequence, now_ns: int) -> None:
         cached = min(sequence.num_computed_tokens, sequence.request.num_prompt_tokens)
@@ -289,6 +294,3 @@ class Scheduler:
         if self._engine is None:
             raise InvariantBroken("a message of the engine came before its geometry")
         return self._engine
-
-    def _send_to_kv_manager(self, message: RingMessage) -> None:
-        self.outgoing.append(("kv_manager", message))

@@ -67,7 +67,7 @@ def check(engine: Engine, faults: Faults) -> Counter[str | None]:
 @pytest.mark.parametrize("seed", range(3))
 def test_culprits_fail_and_nobody_else(seed: int) -> None:
     """The edge compares every token with what the model says alone."""
-    faults = Faults(seed, chance=0.02, one_in=25)
+    faults = Faults(seed, chance=0.02, one_in=20)
     sizes = EngineSizes(max_num_seqs=8, num_blocks=60, max_repeat=(1, 8, 64)[seed])
     engine = Engine(seed, sizes, PACES[seed], fails=faults)
     RandomLoad(engine, seed, max_open=20).run(6_000)

@@ -13,6 +13,7 @@ from pillion.messages.sampling import SamplingParams
 from pillion.runtime import client_requests
 from pillion.runtime.client import AsyncClient
 from pillion.runtime.errors import DaemonUnavailable, InvalidRequest, RequestError
+from pillion.runtime.link_options import LinkOptions
 
 
 @pytest.fixture
@@ -48,6 +49,14 @@ async def test_streams(client: AsyncClient) -> None:
         texts = [new.outputs[0].text async for new in stream]
     assert texts == ["a ", "bc "]
     assert stream.output.outputs[0].token_ids == [1, 2]
+
+
+async def test_a_connected_client_sends_without_looking_for_a_connection(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(LinkOptions, "patience")
+    monkeypatch.delattr(asyncio, "timeout")
+    assert (await client.generate("a")).outputs[0].text == "a "
 
 
 async def test_a_list_keeps_its_order(client: AsyncClient, edge: FakeTextEdge) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import zmq
 
 from pillion.messages.control import Drain, EngineFailed, Shutdown
 from pillion.runtime.channels import Inbox, Outbox, Post
@@ -37,6 +38,13 @@ def test_messages_arrive_in_order(run_dir: RunDir, inbox: Inbox[Any]) -> None:
     assert inbox.receive(0) is None
     assert inbox.drain() == []
     post.close()
+
+
+def test_an_empty_inbox_costs_no_exception(
+    inbox: Inbox[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq.Again, "__init__", None)
+    assert inbox.drain() == []
 
 
 def test_receive_waits_as_long_as_it_is_told(inbox: Inbox[Any]) -> None:

@@ -16,6 +16,7 @@ from pillion.messages.sampling import SamplingParams
 from pillion.runtime import client_requests
 from pillion.runtime.client import Client
 from pillion.runtime.errors import DaemonUnavailable, InvalidRequest, RequestError
+from pillion.runtime.link_options import LinkOptions
 from pillion.runtime.outputs import Logprob, RequestOutput
 
 
@@ -69,6 +70,13 @@ def test_streams_what_is_new(client: Client) -> None:
     assert metrics.first_token_s is not None
     assert metrics.finished_s is not None
     assert metrics.first_token_s <= metrics.finished_s
+
+
+def test_a_connected_client_sends_without_looking_for_a_connection(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(LinkOptions, "patience")
+    assert client.generate("a").outputs[0].text == "a "
 
 
 def test_samples_come_apart(client: Client) -> None:

@@ -56,6 +56,15 @@ def test_the_seed_is_known_from_the_start() -> None:
     assert resumable(sampling_params=own).request.sampling_params == own
 
 
+def test_parameters_that_were_checked_are_not_checked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = SamplingParams()
+    monkeypatch.setattr(SamplingParams, "verify", None)
+    assert resumable(sampling_params=params).request.sampling_params != params
+    assert params.seed is None
+
+
 def test_a_request_that_may_be_the_cause_is_not_sent_for_ever() -> None:
     request = resumable()
     for _ in range(MAX_LOSSES):

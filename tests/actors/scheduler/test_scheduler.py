@@ -562,6 +562,19 @@ def test_an_idle_engine_releases_a_slot_with_the_next_request_or_a_moment_later(
     bench.nothing_is_left()
 
 
+def test_a_plan_is_on_its_way_before_the_next_one_is_thought_of() -> None:
+    bench = Bench(steps_in_flight=2, budget=32, block_size=64)
+    scheduler = bench.scheduler
+    bench.turn()
+    scheduler.on_message(bench.request(100, 60), 0)
+    for _ in range(2):
+        assert scheduler.tick(0) == 0
+        plans = [message for name, message in scheduler.outgoing if name == "gpu_worker"]
+        assert len(plans) == 1
+        scheduler.outgoing.clear()
+    assert scheduler.tick(0) != 0
+
+
 def test_a_plan_is_on_its_way_before_anything_is_settled() -> None:
     bench = Bench(num_slots=12, num_blocks=400)
     scheduler = bench.scheduler
