@@ -11,7 +11,7 @@ from pillion.actors.gpu_worker.tuning.cache import Tuned
 from pillion.actors.gpu_worker.tuning.forms import Form
 from pillion.actors.gpu_worker.tuning.plan import Candidate, Product, TuningPlan
 from pillion.actors.gpu_worker.tuning.tuner import table_of, tune
-from pillion.kernels.fused_linear.tiles import Table
+from pillion.kernels.fused_linear.tiles import MEASURED, Table, Tile
 
 
 def run(
@@ -53,21 +53,24 @@ def test_the_fastest_form_is_chosen_and_more_asked_for_ahead(plan: TuningPlan) -
 
 @pytest.mark.parametrize("tile_us", [3.0, 10.0])
 def test_who_writes_the_stream_leaves_it_as_its_reader_wants_it(
-    plan: TuningPlan, tile_us: float
+    plan: TuningPlan, tile_us: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for (kind, _, _), measured in MEASURED.items():
+        if kind == "gated":
+            monkeypatch.setitem(measured, 8, Tile(32, 128, 2, 4))
     wide = next(form for form in forms(plan, "output", 8) if form.scaled)
 
     def us(candidate: Candidate) -> float:
         name, form = candidate.product.name, candidate.form
         if name == "output":
             return 5.0 if form.choice == wide.choice else 6.0
-        return tile_us if name == "gated" and form.choice is not None else 10.0
+        return tile_us if name == "gated" and isinstance(form.choice, Tile) else 10.0
 
     chosen = run(plan, FakeBench(us)).chosen
     # A fast tile behind the norm wants the stream as it is, which the fastest writer would not leave.
     reader_wins = tile_us == 3.0
     assert (chosen["output", 8] == wide.choice) == (not reader_wins)
-    assert (chosen["gated", 8] is not None) == reader_wins
+    assert isinstance(chosen["gated", 8], Tile) == reader_wins
 
 
 def test_what_is_wrong_or_cannot_run_is_not_chosen(
