@@ -94,14 +94,20 @@ class Compilation:
                     self._heard[key.data] += data
                     if not data:
                         selector.unregister(key.fileobj)
-                if not is_tuning and self._num_compiled() == len(self._processes):
+                if not is_tuning and self._have_compiled(selector):
                     is_tuning = True
                     seconds = COMPILING_SHARE * self._tuning_seconds + _GRACE_S
                     deadline = time.monotonic() + seconds
 
+    def _have_compiled(self, selector: selectors.BaseSelector) -> bool:
+        """Whether all that still run have."""
+        return all(self._has_compiled(key.data) for key in selector.get_map().values())
+
     def _num_compiled(self) -> int:
-        line = f"{COMPILED}\n".encode()
-        return sum(line in heard for heard in self._heard.values())
+        return sum(map(self._has_compiled, self._heard))
+
+    def _has_compiled(self, pid: int) -> bool:
+        return f"{COMPILED}\n".encode() in self._heard[pid]
 
 
 def compile_ahead(config: EngineConfig) -> Compilation | None:

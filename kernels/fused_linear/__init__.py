@@ -17,7 +17,7 @@ import torch
 
 from pillion.kernels.fused_linear import tiles
 from pillion.kernels.fused_linear.scaled import Scaled
-from pillion.kernels.fused_linear.tiles import WideTile
+from pillion.kernels.fused_linear.tiles import Tile, WideTile
 
 __all__ = [
     "Scaled",
@@ -128,20 +128,23 @@ def norm_qkv(
     Writes: layer_kv at slot_mapping.
     """
     choice = _choose("qkv", weight, len(x))
-    if 2 * cos_sin.shape[-1] != layer_kv.shape[-1]:
+    head_dim = layer_kv.shape[-1]
+    if 2 * cos_sin.shape[-1] != head_dim:
         choice = None
     rest = (eps, weight, bias, cos_sin, layer_kv, slot_mapping, num_q_heads)
-    if isinstance(choice, WideTile):
+    if isinstance(choice, WideTile) and choice.cuts_heads(head_dim):
         from pillion.kernels.fused_linear import wide_impl
 
         scaled = scaled or wide_impl.scale(x, gain, pdl=pdl)
         return wide_impl.norm_qkv(scaled, *rest, choice, pdl=pdl)
-    if choice is not None:
+    if isinstance(choice, Tile):
         from pillion.kernels.fused_linear import triton_impl
 
         return triton_impl.norm_qkv(x, gain, *rest, pdl=pdl, tile=choice)
     from pillion.kernels.fused_linear import composed
 
+    if weight.dtype == torch.float16:
+        scaled = None  # takes_scaled may have counted on a tile that doesn't suit these heads
     return composed.norm_qkv(x, gain, *rest, scaled)
 
 

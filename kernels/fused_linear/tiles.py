@@ -47,6 +47,12 @@ class WideTile(NamedTuple):
     early: bool = True
     programs: int = 0
 
+    def cuts_heads(self, head_dim: int) -> bool:
+        """Whether each tile of a query-key-value product is whole heads, or equal parts of both halves of one."""
+        if self.block_n < head_dim:
+            return head_dim // 2 % self.block_n == 0
+        return self.block_n % head_dim == 0
+
 
 Choice = Tile | WideTile | None
 

@@ -16,6 +16,8 @@ _WARPS_OF_A_MULTIPROCESSOR: Final = 64
 _ENOUGH: Final = 0.7
 # Bytes of each row of a weight that are asked for ahead.
 _AHEAD: Final = (0, 512, 2048)
+# Of 16 bits each: 16 bytes.
+_ALIGNED_NUMBERS: Final = 8
 # Tiles that go untouched to the tensor cores: see `pillion.kernels.fused_linear`.
 _WIDE_CAPABILITY: Final = (9, 0)
 _WIDE_SHARED_BYTES: Final = 227 << 10
@@ -81,9 +83,14 @@ def kernel_of(choice: Choice) -> Choice:
 
 def ahead(choice: Choice, k: int) -> list[Choice]:
     """The same, asking for more or less of the weight ahead, which needs no other kernel."""
-    if choice is None:
+    if choice is None or not _is_aligned(k):
         return [choice]
     return [choice._replace(prefetch_bytes=amount) for amount in _AHEAD if amount <= 2 * k]
+
+
+def _is_aligned(k: int) -> bool:
+    """Whether the rows of a weight begin where the copy engine can, which also fetches what is asked for ahead."""
+    return k % _ALIGNED_NUMBERS == 0
 
 
 def _uses(kind: Kind, choice: Choice, is_bfloat16: bool) -> list[Form]:
@@ -111,11 +118,11 @@ def _cut(
 ) -> Iterator[Choice]:
     """A choice as it suits this product: nothing if it can't."""
     if not isinstance(choice, WideTile):
-        yield choice
+        yield choice if choice is None or _is_aligned(k) else choice._replace(prefetch_bytes=0)
+        return
+    if not _is_aligned(k) or (kind == "qkv" and not choice.cuts_heads(head_dim)):
         return
     is_part = kind == "qkv" and choice.block_n < head_dim
-    if kind == "qkv" and (head_dim // 2 % choice.block_n if is_part else choice.block_n % head_dim):
-        return
     width = choice.block_n * (2 if kind == "gated" or is_part else 1)
     tile_bytes = (width + choice.block_rows) * choice.block_k * 2
     program_bytes = choice.stages * tile_bytes + _OVERHEAD_BYTES

@@ -196,3 +196,17 @@ class TestCompilation:
         assert time.monotonic() - began < 30
         assert sorted(said) == ["0 right", "1 right", "2 off by 0.1", "5 right"]
         assert mark.exists()
+
+    def test_who_compiles_nothing_gives_no_candidate_more_time(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(module, "_GRACE_S", 0.3)
+        processes = [
+            process("raise SystemExit(3)"),
+            process(f"{COMPILES}; print('1 right', flush=True); sleep(60)"),
+        ]
+        began = time.monotonic()
+        said = Compilation(processes, tmp_path / "mark", tuning_seconds=0.2).wait()
+        assert time.monotonic() - began < 30
+        assert said == ["1 right"]
+        assert not (tmp_path / "mark").exists()

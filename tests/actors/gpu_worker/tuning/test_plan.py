@@ -152,6 +152,21 @@ class TestForms:
         assert amounts == [0, 512]
         assert ahead(None, 576) == [None]
 
+    @pytest.mark.parametrize("rows", ROWS)
+    def test_the_copy_engine_is_given_no_rows_that_begin_anywhere(self, rows: int) -> None:
+        for k in (1532, 1536):
+            found = set()
+            for kind, n in (("qkv", 2048), ("add", 1536), ("gated", 17_920), ("head", 32_000)):
+                forms = forms_of(kind, n, k, rows, H200, head_dim=128, is_bfloat16=True)
+                choices = [form.choice for form in forms]
+                found |= {each for choice in choices for each in (choice, *ahead(choice, k))}
+            tiles = [choice for choice in found if choice is not None]
+            assert tiles or rows > 64
+            if k == 1532:
+                assert not any(isinstance(tile, WideTile) or tile.prefetch_bytes for tile in tiles)
+            else:
+                assert any(tile.prefetch_bytes for tile in tiles)
+
 
 def test_tuned_tiles_come_before_the_table() -> None:
     shape: tuple[Kind, int, int] = ("qkv", 960, 576)
