@@ -29,9 +29,11 @@ from pillion.runtime.frame_buffer import FrameBuffer
 from pillion.runtime.greeting import check_welcome, hello_frame
 
 _BACKLOG_RETRY_S: Final = 0.01
+# asyncio's own buffer is so large that the system gives its memory anew each time.
+_RECEIVE_BYTES: Final = 64 * 1024
 
 
-class AsyncConnection(asyncio.Protocol):
+class AsyncConnection(asyncio.BufferedProtocol):
     """A greeted connection. Replies go to the sinks of their requests, on the loop's thread."""
 
     def __init__(self, leaves_ending: bool) -> None:
@@ -40,6 +42,7 @@ class AsyncConnection(asyncio.Protocol):
         self._leaves_ending = leaves_ending
         self._codec: Codec[DaemonToClient] = Codec(DaemonToClient)
         self._frames = FrameBuffer()
+        self._received = memoryview(bytearray(_RECEIVE_BYTES))
         self._sinks: dict[str, Sink] = {}
         self._lost: ConnectionLost | None = None
         self._loop = asyncio.get_running_loop()
@@ -143,10 +146,14 @@ class AsyncConnection(asyncio.Protocol):
         """Called by asyncio."""
         self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Called by asyncio: where the next bytes go."""
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Called by asyncio: takes replies apart and hands them out."""
         try:
-            for payload in self._frames.feed(data):
+            for payload in self._frames.feed(self._received[:nbytes]):
                 self._dispatch(self._codec.decode(payload))
         except (ValueError, msgspec.DecodeError) as error:
             self._end(not_understood(error))

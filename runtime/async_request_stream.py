@@ -7,6 +7,8 @@ from typing import Self
 from pillion.messages.text import GenerateRequest
 from pillion.runtime.async_connection import AsyncConnection
 from pillion.runtime.async_request_exchange import AsyncRequestExchange
+from pillion.runtime.client_requests import guard_ns
+from pillion.runtime.clock import now_ns
 from pillion.runtime.open_answer import OpenAnswer
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.resumable import MAX_LOSSES
@@ -29,13 +31,13 @@ class AsyncRequestStream(OpenAnswer[AsyncRequestExchange]):
         max_losses: int = MAX_LOSSES,
     ) -> Self:
         """Sends the request. Raises DaemonUnavailable."""
-        self = cls(request, AsyncRequestExchange(connect, max_losses))
+        sent_ns, exchange = now_ns(), AsyncRequestExchange(connect, max_losses)
         try:
-            await self._exchange.send(request, self._guard_ns)
+            await exchange.send(request, guard_ns(request.deadline_ms, sent_ns))
         except BaseException:
-            self.close()
+            exchange.close()
             raise
-        return self
+        return cls(request, exchange, sent_ns)
 
     def __aiter__(self) -> Self:
         return self

@@ -5,7 +5,6 @@ from typing import Any, Generic, TypeVar
 from pillion.messages.inboxes import DaemonToClient
 from pillion.messages.text import GenerateRequest
 from pillion.runtime.client_requests import guard_ns, no_answer
-from pillion.runtime.clock import now_ns
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.pending_requests import PendingRequests
 from pillion.runtime.request_assembly import RequestAssembly
@@ -16,12 +15,13 @@ E = TypeVar("E", bound=PendingRequests[Any])
 class OpenAnswer(Generic[E]):
     """Puts replies together and cancels the request when nobody wants the rest."""
 
-    def __init__(self, request: GenerateRequest, exchange: E) -> None:
+    def __init__(self, request: GenerateRequest, exchange: E, sent_ns: int) -> None:
+        """The exchange has sent the request, at this time: the daemon is at work while this is made."""
         self._deadline_ms = request.deadline_ms
-        self._guard_ns = guard_ns(request.deadline_ms, now_ns())
+        self._guard_ns = guard_ns(request.deadline_ms, sent_ns)
         params = request.sampling_params
         self._assembly = RequestAssembly(
-            request.client_request_id, params.n if params else 1, request.prompt
+            request.client_request_id, params.n if params else 1, request.prompt, sent_ns
         )
         self._exchange = exchange
         self._open = True

@@ -60,7 +60,7 @@ def collect_prompts(
 
 def is_batch(prompts: Any) -> bool:
     """Whether these are many prompts: any sequence but a string, a dict or token ids."""
-    if isinstance(prompts, str | bytes | Mapping) or _is_token_ids(prompts):
+    if isinstance(prompts, str) or _is_token_ids(prompts) or isinstance(prompts, bytes | Mapping):
         return False
     return isinstance(prompts, Sequence) or hasattr(prompts, "tolist")
 
@@ -85,6 +85,8 @@ def parse_prompt(prompt: Any) -> Prompt:
     """
     if isinstance(prompt, str):
         return Prompt(text=prompt)
+    if type(prompt) is list:
+        return Prompt(token_ids=pack_token_ids(prompt))
     if isinstance(prompt, Mapping):
         return _from_dict(prompt)
     if hasattr(prompt, "tolist") or (
@@ -131,7 +133,9 @@ def pack_token_ids(values: Any, name: str = "prompt_token_ids") -> bytes:
     """The field's token ids as packed int32. Raises InvalidRequest for anything that no vocabulary can hold."""
     if hasattr(values, "tolist"):  # numpy arrays and torch tensors, which need not be installed
         values = values.tolist()
-    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+    if type(values) is not list and (
+        not isinstance(values, Iterable) or isinstance(values, str | bytes)
+    ):
         raise InvalidRequest(f"{name} must be a list of integers, got {values!r:.80}", name)
     values = list(values)
     try:
@@ -185,6 +189,8 @@ def _from_dict(prompt: Mapping[str, Any]) -> Prompt:
 
 
 def _is_token_ids(value: Any) -> TypeGuard[Sequence[int]]:
+    if type(value) is list and value and type(value[0]) is int:
+        return True  # to ask for abstract classes takes longer than all the rest
     if hasattr(value, "ndim"):
         return bool(value.ndim == 1)
     return (

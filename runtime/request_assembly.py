@@ -20,9 +20,14 @@ from pillion.runtime.outputs import (
 class RequestAssembly:
     """Joins chunks into `output` and checks that nothing is missing, doubled or late."""
 
-    def __init__(self, request_id: str, num_samples: int, prompt: str | None) -> None:
-        self._started_ns = now_ns()
-        self._metrics = RequestMetrics(arrival_time=time.time())
+    def __init__(
+        self, request_id: str, num_samples: int, prompt: str | None, sent_ns: int | None = None
+    ) -> None:
+        """`sent_ns`: when the request was sent, if that is not now."""
+        now = now_ns()
+        self._started_ns = now if sent_ns is None else sent_ns
+        since_s = (now - self._started_ns) / NS_PER_S
+        self._metrics = RequestMetrics(arrival_time=time.time() - since_s)
         self._num_open = num_samples
         self._failed = False
         self._sample_error: RequestError | None = None  # the first one

@@ -6,6 +6,8 @@ from typing import Self
 
 from pillion.messages.text import GenerateRequest
 from pillion.runtime.client_connection import Connection
+from pillion.runtime.client_requests import guard_ns
+from pillion.runtime.clock import now_ns
 from pillion.runtime.open_answer import OpenAnswer
 from pillion.runtime.outputs import RequestOutput
 from pillion.runtime.request_exchange import RequestExchange
@@ -28,12 +30,13 @@ class RequestStream(OpenAnswer[RequestExchange]):
         max_losses: int = MAX_LOSSES,
     ) -> None:
         """Sends the request. Raises DaemonUnavailable."""
-        super().__init__(request, RequestExchange(connect, max_losses))
+        sent_ns, exchange = now_ns(), RequestExchange(connect, max_losses)
         try:
-            self._exchange.send(request, self._guard_ns)
+            exchange.send(request, guard_ns(request.deadline_ms, sent_ns))
         except BaseException:
-            self.close()
+            exchange.close()
             raise
+        super().__init__(request, exchange, sent_ns)
 
     def __iter__(self) -> Self:
         return self

@@ -5,12 +5,13 @@ import gc
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_text_edge import DEADLINE_S, FakeTextEdge
 
 from pillion.messages.sampling import SamplingParams
-from pillion.runtime import client_requests
+from pillion.runtime import client_requests, open_answer
 from pillion.runtime.client import AsyncClient
 from pillion.runtime.errors import DaemonUnavailable, InvalidRequest, RequestError
 from pillion.runtime.link_options import LinkOptions
@@ -57,6 +58,35 @@ async def test_a_connected_client_sends_without_looking_for_a_connection(
     monkeypatch.delattr(LinkOptions, "patience")
     monkeypatch.delattr(asyncio, "timeout")
     assert (await client.generate("a")).outputs[0].text == "a "
+
+
+async def test_an_answer_is_begun_when_its_request_has_left(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+    connection = await client._link.connected()
+    submit, assembly = connection.submit, open_answer.RequestAssembly
+
+    async def submitted(*args: Any) -> None:
+        order.append("submitted")
+        await submit(*args)
+
+    def begun(*args: Any) -> open_answer.RequestAssembly:
+        order.append("begun")
+        return assembly(*args)
+
+    monkeypatch.setattr(connection, "submit", submitted)
+    monkeypatch.setattr(open_answer, "RequestAssembly", begun)
+    assert (await client.generate("a")).outputs[0].text == "a "
+    assert order == ["submitted", "begun"]
+
+
+async def test_what_comes_goes_to_the_same_memory(client: AsyncClient) -> None:
+    connection = await client._link.connected()
+    buffer = connection.get_buffer(-1)
+    output = await client.generate("word " * 40_000)
+    assert len(output.outputs[0].token_ids) == 40_000, "more than fits at once"
+    assert connection.get_buffer(-1) is buffer
 
 
 async def test_a_list_keeps_its_order(client: AsyncClient, edge: FakeTextEdge) -> None:

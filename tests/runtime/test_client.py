@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_text_edge import DEADLINE_S, FakeTextEdge
 
 from pillion.messages.sampling import SamplingParams
-from pillion.runtime import client_requests
+from pillion.runtime import client_requests, open_answer
 from pillion.runtime.client import Client
 from pillion.runtime.errors import DaemonUnavailable, InvalidRequest, RequestError
 from pillion.runtime.link_options import LinkOptions
@@ -77,6 +78,27 @@ def test_a_connected_client_sends_without_looking_for_a_connection(
 ) -> None:
     monkeypatch.delattr(LinkOptions, "patience")
     assert client.generate("a").outputs[0].text == "a "
+
+
+def test_an_answer_is_begun_when_its_request_has_left(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+    connection = client._link.connected()
+    submit, assembly = connection.submit, open_answer.RequestAssembly
+
+    def submitted(*args: Any) -> None:
+        order.append("submitted")
+        submit(*args)
+
+    def begun(*args: Any) -> open_answer.RequestAssembly:
+        order.append("begun")
+        return assembly(*args)
+
+    monkeypatch.setattr(connection, "submit", submitted)
+    monkeypatch.setattr(open_answer, "RequestAssembly", begun)
+    assert client.generate("a").outputs[0].text == "a "
+    assert order == ["submitted", "begun"]
 
 
 def test_samples_come_apart(client: Client) -> None:

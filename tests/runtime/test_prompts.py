@@ -8,10 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pillion.messages.codec import pack_ids, unpack_ids
+from pillion.runtime import prompts as runtime_prompts
 from pillion.runtime.errors import InvalidRequest
 from pillion.runtime.prompts import Prompt, collect_prompts, pack_token_ids, parse_prompt
 
 HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_plain_ids_are_told_without_abstract_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Iterable", "Mapping", "Sequence", "Integral"):
+        monkeypatch.setattr(runtime_prompts, name, None)
+    assert collect_prompts([1, 2]) == ([Prompt(token_ids=pack_ids([1, 2]))], False)
 
 
 @pytest.mark.parametrize(

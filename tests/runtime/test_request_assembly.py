@@ -1,11 +1,14 @@
 """Chunks become one answer, whatever the pieces, and what does not fit is an error."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pillion.messages.codec import pack_floats, pack_ids
 from pillion.messages.text import GenerateChunk, RequestTimes, TokenLogprobs, ToolCallDelta
+from pillion.runtime.clock import NS_PER_S, now_ns
 from pillion.runtime.errors import InvalidRequest, RequestError
 from pillion.runtime.outputs import Logprob
 from pillion.runtime.request_assembly import RequestAssembly, logprob_dicts
@@ -38,6 +41,16 @@ def test_any_cutting_gives_the_same_answer(pieces: list[list[int]]) -> None:
     assert sample.text == "".join(str(token) for token in sample.token_ids)
     assert assembly.finished
     assert sample.finish_reason == "length"
+
+
+def test_times_count_from_when_the_request_was_sent() -> None:
+    assembly = RequestAssembly("r", 1, None, now_ns() - 5 * NS_PER_S)
+    assembly.add(chunk(0, [1], finish_reason="length"))
+    metrics = assembly.output.metrics
+    assert metrics is not None
+    assert metrics.first_token_s is not None
+    assert metrics.first_token_s >= 5
+    assert metrics.arrival_time <= time.time() - 5
 
 
 def test_samples_end_one_by_one() -> None:
