@@ -50,6 +50,6 @@ class OpenAnswer(Generic[E]):
         if reply is None:
             raise no_answer(self._deadline_ms)
         new = self._assembly.take(reply)
-        if self._assembly.ended:
+        if new.finished:
             self.close()
         return new

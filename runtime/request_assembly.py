@@ -69,6 +69,8 @@ class RequestAssembly:
         Raises RequestError if the chunks do not join.
         """
         sample = self._sample_of(chunk)
+        if sample.token_ids and _is_plain(chunk):
+            return self._go_on(sample, chunk)
         new = CompletionOutput(
             index=chunk.index,
             text=chunk.text,
@@ -91,6 +93,19 @@ class RequestAssembly:
             )
         self._join(sample, new)
         return self._describe(chunk, new)
+
+    def _go_on(self, sample: CompletionOutput, chunk: GenerateChunk) -> RequestOutput:
+        """Most chunks by far: text and tokens, neither a beginning nor an end."""
+        token_ids = unpack_ids(chunk.token_ids)
+        sample.text += chunk.text
+        sample.token_ids += token_ids
+        whole = self.output
+        return RequestOutput(
+            request_id=whole.request_id,
+            prompt=whole.prompt,
+            outputs=[CompletionOutput(chunk.index, chunk.text, token_ids)],
+            metrics=self._metrics,
+        )
 
     def _sample_of(self, chunk: GenerateChunk) -> CompletionOutput:
         if not 0 <= chunk.index < len(self.output.outputs):
@@ -174,6 +189,16 @@ class RequestAssembly:
         metrics.first_step_s = times.first_step_ms / 1000
         if metrics.first_token_s == metrics.finished_s:  # everything came at once
             metrics.first_token_s = times.first_token_ms / 1000
+
+
+def _is_plain(chunk: GenerateChunk) -> bool:
+    """Whether it brings text and tokens alone, if it is not its request's first one."""
+    return (
+        chunk.finish_reason is None
+        and chunk.logprobs is None
+        and not chunk.tool_calls
+        and not chunk.reasoning
+    )
 
 
 def logprob_dicts(columns: TokenLogprobs) -> list[dict[int, Logprob]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import tempfile
@@ -84,6 +85,8 @@ def geometry_of(daemon: DaemonProcess) -> EngineGeometry:
 async def client_of(daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
     """A connected client of the daemon."""
     async with AsyncClient(daemon.directory.client_socket) as client:
+        # What is there now stays: the garbage collector need not look at it while steps are timed.
+        gc.freeze()
         yield client
 
 
@@ -116,7 +119,7 @@ async def stream_arrivals(
     async with stream:
         async for new in stream:
             now = time.perf_counter()
-            arrivals += [now] * sum(len(sample.token_ids) for sample in new.outputs)
+            arrivals += [now] * len(new.outputs[0].token_ids)
     return stream.output.metrics
 
 
