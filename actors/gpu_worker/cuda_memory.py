@@ -1,5 +1,7 @@
 """What the memory of a CUDA device is for, by measurement."""
 
+import logging
+
 import torch
 
 from pillion.actors.gpu_worker.blueprint import Blueprint
@@ -20,6 +22,8 @@ from pillion.actors.gpu_worker.models.loader import LoadedModel
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.warm_up import warm_up
 
+logger = logging.getLogger(__name__)
+
 
 def total_bytes(device: Device) -> int:
     """Of the device's memory."""
@@ -32,24 +36,32 @@ def held_bytes(device: Device) -> int:
     return all_bytes - free_bytes
 
 
-def capture(device: Device, capturer: GraphCapturer) -> int:
-    """Captures all steps; returns how much of the device's memory that took."""
+def capture(device: Device, capturer: GraphCapturer, kept_bytes: int) -> int:
+    """Captures all steps, for which so much memory was kept; returns how much it took."""
     torch.cuda.empty_cache()
     before = held_bytes(device)
     capturer.capture_all()
     torch.cuda.empty_cache()
-    return max(0, held_bytes(device) - before)
+    taken_bytes = max(0, held_bytes(device) - before)
+    if taken_bytes > kept_bytes:
+        logger.warning(
+            "graphs took %.1f MiB of the device, %.1f MiB more than the KV cache has left for them",
+            taken_bytes / 2**20,
+            (taken_bytes - kept_bytes) / 2**20,
+        )
+    return taken_bytes
 
 
 def measured_limits(blueprint: Blueprint, loaded: LoadedModel) -> tuple[WorkerLimits, DeviceLedger]:
     """Limits with the pool that a largest step leaves room for; runs such a step with a pool of its own.
+
+    What is in use is looked at behind that step: kernels and libraries that it has loaded stay.
 
     Raises ConfigError with the sum for settings that cannot be kept.
     """
     config, shape, device = blueprint.config, blueprint.shape, blueprint.device
     cuda, max_positions = torch.cuda, loaded.config.max_positions
     probe = probe_limits(config, shape, max_positions)
-    all_bytes, used_bytes = total_bytes(device), held_bytes(device)
     before = cuda.memory_allocated(device.device)
     cuda.reset_peak_memory_stats(device.device)
     kv_cache = blueprint.kv_cache(probe.num_blocks)
@@ -64,6 +76,6 @@ def measured_limits(blueprint: Blueprint, loaded: LoadedModel) -> tuple[WorkerLi
     graphs_bytes = expected_graph_bytes(
         probe.max_num_seqs, shapes, loaded.config.num_layers, loaded.config.vocab_size
     )
-    ledger = DeviceLedger(all_bytes, used_bytes, workspace_bytes, graphs_bytes)
+    ledger = DeviceLedger(total_bytes(device), held_bytes(device), workspace_bytes, graphs_bytes)
     kv_bytes = cuda_kv_bytes(config, shape, ledger)
     return worker_limits(config, shape, max_positions, kv_bytes, is_cuda=True), ledger

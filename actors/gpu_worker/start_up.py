@@ -116,7 +116,8 @@ def start_stages(
     warm_up(stages, limits, blueprint.shape.block_size, WARM_UP_TOKENS)
     end_phase("warm-up")
     if stages.capturer is not None and ledger is not None:
-        ledger = replace(ledger, graphs_bytes=capture(device, stages.capturer))
+        graphs_bytes = capture(device, stages.capturer, ledger.graphs_bytes)
+        ledger = replace(ledger, graphs_bytes=graphs_bytes)
         end_phase("graphs")
     flags = fault_flags_of(config, "gpu_worker")
     if flags:

@@ -2,11 +2,13 @@
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from pillion.actors.gpu_worker.limits import WorkerLimits
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.messages.base import RingMessage
 from pillion.messages.codec import pack_ids
-from pillion.messages.sampling import TokenSampling
+from pillion.messages.sampling import MAX_LOGPROBS, TokenSampling
 from pillion.messages.steps import NewSequence, StepOutput, StepPlan
 
 # Of a prefill: enough to load every operator, few enough to take no time.
@@ -50,13 +52,15 @@ EVERYTHING: Final = TokenSampling(
     allowed_token_ids=[0, 1],
     bad_words=[[0, 0]],
 )
+# Of the row with the longest prompt, in a step as large as there can be.
+_LARGEST: Final = replace(EVERYTHING, prompt_logprobs=MAX_LOGPROBS)
 
 
 def warm_up(stages: Stages, limits: WorkerLimits, block_size: int, num_prefill_tokens: int) -> None:
     """One step that prefills about so many tokens, and one that decodes as many rows as there can be.
 
-    Every row uses every sampling feature if the prefill is as long as a step may be, else one does. Leaves the
-    tables empty; the KV blocks hold what nobody reads.
+    Every row uses every sampling feature if the prefill is as long as a step may be, and the longest prompt gets
+    log-probabilities; else one row uses them. Leaves the tables empty; the KV blocks hold what nobody reads.
     """
     num_rows = min(limits.max_num_seqs, limits.num_blocks, num_prefill_tokens)
     # The first row takes what the others leave, one token short of the longest sequence.
@@ -69,7 +73,10 @@ def warm_up(stages: Stages, limits: WorkerLimits, block_size: int, num_prefill_t
     new, next_block = [], 0
     for slot, length in enumerate(lengths):
         num_blocks = length // block_size + 1
-        sampling = EVERYTHING if is_largest or slot == 0 else GREEDY
+        if slot == 0:
+            sampling = _LARGEST if is_largest else EVERYTHING
+        else:
+            sampling = EVERYTHING if is_largest else GREEDY
         new.append(_sequence(slot, length, range(next_block, next_block + num_blocks), sampling))
         next_block += num_blocks
     _run(stages, new)

@@ -1,0 +1,85 @@
+"""What is counted as in use, and by when; without a device, which others stand in for."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_worker import tiny_config
+
+from pillion.actors.gpu_worker import cuda_memory as module
+from pillion.actors.gpu_worker.blueprint import Blueprint
+from pillion.actors.gpu_worker.cuda_memory import capture, measured_limits
+from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.models.loader import load_model
+
+MIB = 1 << 20
+TOTAL, HELD, LOADED_BY_A_STEP = 1000 * MIB, 100 * MIB, 30 * MIB
+STEP = 40 * MIB  # at its peak, besides the pool
+
+
+class FakeMemory:
+    """Of a device that has no memory: it says what the tests want."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held = HELD
+        self.peak = 0
+        self.num_emptied = 0
+        cuda = SimpleNamespace(
+            mem_get_info=lambda _: (TOTAL - self.held, TOTAL),
+            memory_allocated=lambda _: HELD,
+            max_memory_allocated=lambda _: self.peak,
+            reset_peak_memory_stats=lambda _: None,
+            synchronize=lambda _: None,
+            empty_cache=self.empty,
+        )
+        monkeypatch.setattr(module, "torch", SimpleNamespace(cuda=cuda))
+
+    def empty(self) -> None:
+        self.num_emptied += 1
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
+    return FakeMemory(monkeypatch)
+
+
+def test_what_the_largest_step_has_loaded_is_in_use(
+    memory: FakeMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(tmp_path, "cpu", num_kv_blocks=None, memory_fraction=0.9)
+    device = Device(torch.device("cpu"))
+    blueprint = Blueprint.read(config, device)
+    loaded = load_model(config, blueprint.source, device.device, torch.float32)
+    warm_up = module.warm_up
+
+    def largest(stages: Any, limits: Any, block_size: int, num_tokens: int) -> None:
+        assert num_tokens == config.max_num_batched_tokens
+        warm_up(stages, limits, block_size, num_tokens)
+        memory.held += LOADED_BY_A_STEP
+        memory.peak = HELD + STEP + stages.kv_cache.num_bytes
+
+    monkeypatch.setattr(module, "warm_up", largest)
+    limits, ledger = measured_limits(blueprint, loaded)
+    assert memory.num_emptied == 1
+    assert (ledger.total_bytes, ledger.workspace_bytes) == (TOTAL, STEP)
+    assert ledger.used_bytes == HELD + LOADED_BY_A_STEP
+    left = int(0.9 * TOTAL) - ledger.used_bytes - STEP - ledger.graphs_bytes
+    assert limits.num_blocks == left // blueprint.shape.block_bytes
+
+
+@pytest.mark.parametrize("kept", [50 * MIB, 49 * MIB])
+def test_graphs_that_take_more_than_was_kept_for_them_are_told(
+    kept: int, memory: FakeMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    def capture_all() -> None:
+        memory.held += 50 * MIB
+
+    capturer: Any = SimpleNamespace(capture_all=capture_all)
+    with caplog.at_level(logging.WARNING):
+        assert capture(Device(torch.device("cpu")), capturer, kept) == 50 * MIB
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (1 if kept < 50 * MIB else 0)
+    assert all("50.0 MiB of the device, 1.0 MiB more" in line for line in told)
