@@ -52,11 +52,21 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int, num_weights: int) -> li
 
 
 def expected_graph_bytes(
-    max_num_seqs: int, shapes: list[MixedShape], num_layers: int, vocab_size: int
+    max_num_seqs: int,
+    shapes: list[MixedShape],
+    num_layers: int,
+    vocab_size: int,
+    token_bytes: float,
 ) -> int:
-    """Memory of the captured steps of a model before there are any: logits, as they are and edited, and nodes."""
+    """Memory of the captured steps of a model before there are any.
+
+    These are logits, as they are and edited, nodes, and what the largest of the steps takes: all of them share it.
+    `token_bytes`: of a step, for each of its tokens.
+    """
     num_graphs = len(graph_sizes(max_num_seqs)) + len(shapes)
-    return 8 * max_num_seqs * vocab_size + num_graphs * num_layers * _LAYER_BYTES
+    most_tokens = max([max_num_seqs, *(shape.num_tokens for shape in shapes)])
+    logits_bytes = 8 * max_num_seqs * vocab_size
+    return logits_bytes + num_graphs * num_layers * _LAYER_BYTES + int(most_tokens * token_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,11 @@ def measured_limits(blueprint: Blueprint, loaded: LoadedModel) -> tuple[WorkerLi
     cuda.empty_cache()
     shapes = mixed_shapes(probe.max_num_seqs, probe.max_num_batched_tokens, blueprint.num_weights)
     graphs_bytes = expected_graph_bytes(
-        probe.max_num_seqs, shapes, loaded.config.num_layers, loaded.config.vocab_size
+        probe.max_num_seqs,
+        shapes,
+        loaded.config.num_layers,
+        loaded.config.vocab_size,
+        workspace_bytes / probe.max_num_batched_tokens,
     )
     ledger = DeviceLedger(total_bytes(device), held_bytes(device), workspace_bytes, graphs_bytes)
     kv_bytes = cuda_kv_bytes(config, shape, ledger)

@@ -66,6 +66,8 @@ def test_what_the_largest_step_has_loaded_is_in_use(
     assert memory.num_emptied == 1
     assert (ledger.total_bytes, ledger.workspace_bytes) == (TOTAL, STEP)
     assert ledger.used_bytes == HELD + LOADED_BY_A_STEP
+    # A step as large as the largest is captured too.
+    assert ledger.graphs_bytes > STEP
     left = int(0.9 * TOTAL) - ledger.used_bytes - STEP - ledger.graphs_bytes
     assert limits.num_blocks == left // blueprint.shape.block_bytes
 
