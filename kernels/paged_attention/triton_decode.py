@@ -1,7 +1,8 @@
 """Attention of one new token per row over its paged KV cache, split along the sequence.
 
-A program owns one row, one KV head (with all query heads that share it) and one split of the row's blocks. The
-program that finishes last for its row and head merges the splits, so there is no second kernel.
+A program owns one row, one KV head (with the query heads that share it; of more than 16 an equal part) and one
+split of the row's blocks. The program that finishes last for its row and head merges the splits, so there is no
+second kernel.
 """
 
 import functools
@@ -13,6 +14,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _LOG2_E = 1.4426950408889634
+# Query heads of a program at most.
+_MOST_HEADS = 16
 # Programs of a split launch at most.
 _MOST_PROGRAMS = 4096
 # Up to so many pairs of a row and a KV head: tokens per step and splits, for heads of up to 64 and of more
@@ -85,6 +88,7 @@ def decode_attention_kernel(
     kv_half_stride,
     kv_head_stride,
     NUM_KV_HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -97,7 +101,10 @@ def decode_attention_kernel(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """out[row, head] = softmax(q k^T scale) v over the last WINDOW (0: all) positions."""
+    """out[row, head] = softmax(q k^T scale) v over the last WINDOW (0: all) positions.
+
+    A KV head that many query heads share counts as PARTS heads, each of GROUP query heads.
+    """
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -132,7 +139,7 @@ def decode_attention_kernel(
     total = tl.zeros((16,), dtype=tl.float32)
     acc = tl.zeros((16, PADDED_DIM), dtype=tl.float32)
     table = block_table_ptr + row.to(tl.int64) * table_stride
-    k_base = kv_ptr + kv_head * kv_head_stride + d[None, :]
+    k_base = kv_ptr + kv_head // PARTS * kv_head_stride + d[None, :]
     lanes = tl.arange(0, BLOCK_T)
     # Block ids are read one step ahead: with them inside, the loop's other loads could not run ahead.
     t = start + lanes
@@ -235,6 +242,15 @@ def best_setting(num_pairs: int, head_dim: int) -> Setting:
     return Setting(block_tokens, 1, 3, splits, early=num_pairs in _EARLY[is_wide])
 
 
+def parts_of(group: int) -> int:
+    """Equal parts of so many query heads that share a KV head, each for a program; as few as can be."""
+    return next(
+        parts
+        for parts in range(1, group + 1)
+        if group % parts == 0 and group <= parts * _MOST_HEADS
+    )
+
+
 def decode_attention(
     q: torch.Tensor,
     layer_kv: torch.Tensor,
@@ -250,7 +266,8 @@ def decode_attention(
     Writes: out, but for rows without any KV.
     """
     num_rows, num_q_heads, head_dim = q.shape
-    num_kv_heads = layer_kv.shape[2]
+    parts = parts_of(num_q_heads // layer_kv.shape[2])
+    num_kv_heads = layer_kv.shape[2] * parts
     group = num_q_heads // num_kv_heads
     dim = max(16, triton.next_power_of_2(head_dim))
     num_pairs = num_rows * num_kv_heads
@@ -278,6 +295,7 @@ def decode_attention(
         layer_kv.stride(1),
         layer_kv.stride(2),
         NUM_KV_HEADS=num_kv_heads,
+        PARTS=parts,
         GROUP=group,
         PADDED_GROUP=triton.next_power_of_2(group),
         HEAD_DIM=head_dim,

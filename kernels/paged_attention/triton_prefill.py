@@ -6,7 +6,7 @@ one that finishes last for its piece and head merges them, in their order.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,6 +22,8 @@ _MOST_PIECES = 1 << 16
 _MOST_SPLITS = 8
 _MOST_SPLIT_QUERIES = 64
 _LEAST_KEYS = 1024
+# What a program may have on a Hopper card.
+_SHARED_BYTES = 227 << 10
 
 
 @triton.jit
@@ -224,9 +226,30 @@ class Setting(NamedTuple):
     stages: int
 
 
-def best_setting(head_dim: int, block_queries: int) -> Setting:
-    """For pieces of so many queries; measured with `benchmarks/tune_prefill_attention.py` on an H200."""
-    return Setting(block_queries, 64, 8 if head_dim > 64 and block_queries == 128 else 4, 3)
+def best_setting(
+    head_dim: int, block_queries: int, number_bytes: int = 2, shared_bytes: int = _SHARED_BYTES
+) -> Setting:
+    """For pieces of so many queries; measured with `benchmarks/tune_prefill_attention.py` on an H200.
+
+    Fewer keys and values are in flight where heads, or their numbers, are too large for the shared memory.
+    """
+    keys, stages = 64, 3
+    row_bytes = triton.next_power_of_2(head_dim) * number_bytes
+    while row_bytes * (block_queries + 2 * keys * stages) > shared_bytes and keys > 16:
+        if stages > 1:
+            stages -= 1
+        else:
+            keys //= 2
+    return Setting(block_queries, keys, 8 if head_dim > 64 and block_queries == 128 else 4, stages)
+
+
+@functools.lru_cache
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may have; Triton's interpreter knows no limit."""
+    if device.type != "cuda":
+        return _SHARED_BYTES
+    found: Any = torch.cuda.get_device_properties(device)
+    return int(found.shared_memory_per_block_optin)
 
 
 def prefill_attention(
@@ -242,7 +265,9 @@ def prefill_attention(
 ) -> None:
     """Attention of the rows that `tiles` names. Writes: out, at their tokens."""
     _, num_q_heads, head_dim = q.shape
-    setting = setting or best_setting(head_dim, tiles.num_queries)
+    setting = setting or best_setting(
+        head_dim, tiles.num_queries, q.element_size(), _shared_bytes(q.device)
+    )
     dim = max(16, triton.next_power_of_2(head_dim))
     num_tiles = tiles.rows.shape[0]
     if num_tiles == 0:

@@ -297,6 +297,16 @@ def test_few_queries_over_long_sequences_are_split(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_large_heads_in_float32_fit_the_shared_memory(head_dim: int) -> None:
+    for prefill in (((130, 530), (9, 9)), ((20, 20), (3, 60))):
+        case = attention_cases.Case(
+            decode=(70, 600), prefill=prefill, num_q_heads=4, num_kv_heads=2, head_dim=head_dim
+        )
+        test_paged_attention(torch.device("cuda"), torch.float32, case)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_whole_long_prompts_are_attended_in_one_go(head_dim: int) -> None:
     long = ((3100, 3100), (30, 3500), (4096, 4096), (3072, 3080), (5, 5))
