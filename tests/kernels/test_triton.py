@@ -20,6 +20,7 @@ from pillion.kernels.embed_tokens import triton_impl as embed_triton
 from pillion.kernels.fused_linear import reference as fused_reference
 from pillion.kernels.fused_linear import triton_impl as fused
 from pillion.kernels.fused_linear.tiles import Tile
+from pillion.kernels.greedy_step import cases as greedy_cases
 from pillion.kernels.greedy_step import reference as greedy_reference
 from pillion.kernels.greedy_step import triton_impl as greedy_triton
 from pillion.kernels.paged_attention import cases as attention_cases
@@ -33,12 +34,14 @@ from pillion.kernels.prepare_decode import triton_impl as prepare_triton
 from pillion.kernels.prepare_mixed import cases as mixed_cases
 from pillion.kernels.prepare_mixed import reference as mixed_reference
 from pillion.kernels.prepare_mixed import triton_impl as mixed_triton
+from pillion.kernels.rms_norm import cases as norm_cases
 from pillion.kernels.rms_norm import reference as norm_reference
 from pillion.kernels.rms_norm import triton_impl as norm_triton
 from pillion.kernels.rms_norm.row_scale import RowScale
 from pillion.kernels.rotary_kv_write import cases as rotary_cases
 from pillion.kernels.rotary_kv_write import reference as rotary_reference
 from pillion.kernels.rotary_kv_write import triton_impl as rotary_triton
+from pillion.kernels.silu_and_mul import cases as silu_cases
 from pillion.kernels.silu_and_mul import reference as silu_reference
 from pillion.kernels.silu_and_mul import triton_impl as silu_triton
 from pillion.kernels.token_bitmask import cases as bitmask_cases
@@ -75,21 +78,24 @@ def values(inputs: Any) -> list[Any]:
     return [getattr(inputs, field.name) for field in dataclasses.fields(inputs)]
 
 
-@pytest.mark.parametrize(("rows", "size"), [(1, 64), (3, 576), (5, 7), (2, 2048)])
-def test_rms_norm(device: torch.device, dtype: torch.dtype, rows: int, size: int) -> None:
-    x = torch.randn(rows, size, device=device).to(dtype)
-    residual = torch.randn(rows, size, device=device).to(dtype)
+@pytest.mark.parametrize(("shape", "size"), norm_cases.SHAPES, ids=str)
+def test_rms_norm(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], size: int
+) -> None:
+    x = torch.randn(*shape, size, device=device).to(dtype)
     weight = torch.rand(size, device=device).to(dtype)
     want = norm_reference.rms_norm(x, weight, 1e-5)
     assert error(norm_triton.rms_norm(x, weight, 1e-5), want) < bound(dtype)
+    x = x.view(-1, size)
+    residual = torch.randn(x.shape, device=device).to(dtype)
     wanted = norm_reference.rms_norm_add(x.clone(), residual.clone(), weight, 1e-5)
     for got, want in zip(norm_triton.rms_norm_add(x, residual, weight, 1e-5), wanted, strict=True):
         assert error(got, want) < bound(dtype)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(1, 8), (3, 3072), (2, 34)])
-def test_silu_and_mul(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> None:
-    x = torch.randn(rows, width, device=device).to(dtype)
+@pytest.mark.parametrize(("rows", "ffn"), [*silu_cases.SHAPES, (2, 17)])
+def test_silu_and_mul(device: torch.device, dtype: torch.dtype, rows: int, ffn: int) -> None:
+    x = torch.randn(rows, 2 * ffn, device=device).to(dtype)
     assert error(silu_triton.silu_and_mul(x), silu_reference.silu_and_mul(x)) < bound(dtype)
     row_scale = RowScale(torch.rand(5, rows, device=device) * 100, 64, 1e-5)
     want = silu_reference.silu_and_mul(x, row_scale)
@@ -178,33 +184,15 @@ def test_update_rows(device: torch.device, case: update_cases.Case) -> None:
         assert torch.equal(getattr(got, name)[:-1], getattr(want, name)[:-1])
 
 
-@pytest.mark.parametrize("vocab", [17, 5000, 12288])
-def test_greedy_step(device: torch.device, vocab: int) -> None:
-    case = update_cases.Case(num_rows=9, num_slots=12)
-    logits = torch.randn(9, vocab, device=device)
-    logits[0, vocab // 2] = logits[0, vocab - 1] = 40.0  # equals: the lowest id
-    logits[1, 3] = float("nan")
-    logits[2, 4] = float("inf")
+@pytest.mark.parametrize("case", greedy_cases.CASES, ids=str)
+def test_greedy_step(device: torch.device, case: greedy_cases.Case) -> None:
     outputs = []
     for step in (greedy_triton.greedy_step, greedy_reference.greedy_step):
         inputs = case.inputs(device)
-        computed = inputs.num_known - 1
-        columns = torch.full((4, 9), -7, dtype=torch.int32, device=device)
-        step(
-            logits,
-            inputs.slots,
-            inputs.valid,
-            inputs.valid.long() * torch.arange(1, 10, device=device),
-            inputs.token_table,
-            computed,
-            inputs.num_known,
-            inputs.max_total,
-            inputs.finished,
-            inputs.stop_ids,
-            columns,
-        )
+        step(*inputs)
+        columns = inputs.columns
         columns[0, columns[2] == 3] = 0  # a failed row's token means nothing
-        tables = inputs.token_table, computed, inputs.num_known, inputs.finished
+        tables = inputs.token_table, inputs.num_computed, inputs.num_known, inputs.finished
         outputs.append((columns[:, inputs.valid], *(table[:-1] for table in tables)))
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
 
