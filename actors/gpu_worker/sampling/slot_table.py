@@ -33,13 +33,13 @@ class SlotTable:
 
     def write(self, slot: int, values: Any) -> None:
         """Sets a slot's row, or its first entries if `values` is shorter; the rest becomes neutral."""
-        row = self.host_np[slot : slot + 1]
-        row[...] = self._neutral
-        if row.ndim == 1:
-            row[0] = values
+        values = np.asarray(values, dtype=self.host_np.dtype)
+        if values.shape != self.host_np.shape[1:]:
+            self.host_np[slot] = self._neutral
+            corner = tuple(slice(size) for size in values.shape)
+            self.host_np[slot][corner] = values
         else:
-            corner = tuple(slice(size) for size in np.shape(values))
-            row[0][corner] = values
+            self.host_np[slot] = values
         self._mark(slot)
 
     def clear(self, slot: int) -> None:
