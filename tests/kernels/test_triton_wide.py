@@ -13,21 +13,16 @@ from pillion.kernels.paged_attention.triton_decode import has_pdl
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "pdl"])
-def pdl(request: pytest.FixtureRequest, device: torch.device) -> bool:
-    """Programmatic dependent launch, where there is that."""
-    if request.param and not has_pdl(device):
-        pytest.skip("compute capability 9.0 and up")
-    return bool(request.param)
-
-
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Relative error in the Euclidean norm."""
     return float((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30))
 
 
+@pytest.mark.parametrize("pdl", [False, True], ids=["alone", "pdl"])
 @pytest.mark.parametrize("case", WIDE_CASES, ids=str)
 def test_wide_linear(device: torch.device, case: WideCase, pdl: bool) -> None:
+    if pdl and not has_pdl(device):
+        pytest.skip("compute capability 9.0 and up")
     torch.manual_seed(case.num_rows)
     # The interpreter's bfloat16 is not the hardware's.
     dtype, bound = (torch.bfloat16, 8e-3) if device.type == "cuda" else (torch.float32, 2e-5)
