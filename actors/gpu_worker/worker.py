@@ -134,6 +134,7 @@ class Worker:
             and times is not None
             and not times.num_prefill_tokens
             and not self._output_processor.awaits_masks
+            and not self.finished
         ):
             self._held = self.outgoing.copy()
             self.outgoing.clear()

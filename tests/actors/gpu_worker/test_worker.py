@@ -414,6 +414,17 @@ class TestRunAhead:
         rig.run_dry()
         assert rig.tokens(1000) == rig.model.greedy(prompt(4), repeat)
 
+    def test_no_answer_is_held_back_by_a_worker_that_ends(self, make_rig: Any) -> None:
+        rig = make_rig(steps_in_flight=2)
+        worker = rig.worker
+        worker.on_message(rig.plan([(0, 0, 4)], new=[rig.new(0, prompt(4))], repeat=50), 0)
+        while worker.counters["steps"] < 4:
+            worker.tick(0)
+        worker.outgoing.clear()
+        worker.on_message(Shutdown(), 0)
+        worker.tick(0)
+        assert [message.step_id for _, message in worker.outgoing] == [2, 2]
+
     def test_an_answer_is_sent_before_another_plan_is_launched(self, make_rig: Any) -> None:
         rig = make_rig(steps_in_flight=2)
         worker = rig.worker
