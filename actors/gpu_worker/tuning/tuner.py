@@ -42,8 +42,9 @@ def tune(
         of_layers = {key: choice for key, choice in fastest.items() if key[0] != "head"}
         if of_layers:
             us = _layer_us(bench, rows, table_of(plan, of_layers))
-            layer_us[rows] = us[0], min(us)
-            if us[1] >= us[0]:
+            if us is not None:
+                layer_us[rows] = us[0], min(us)
+            if us is None or us[1] >= us[0]:
                 fastest = {key: fastest[key] for key in fastest.keys() - of_layers.keys()}
         chosen |= fastest
     return Tuned(chosen, layer_us), True
@@ -58,13 +59,13 @@ def table_of(plan: TuningPlan, chosen: Mapping[tuple[str, int], Choice]) -> Tabl
     return table
 
 
-def _layer_us(bench: Bench, rows: int, table: Table) -> tuple[float, float]:
-    """Of a layer untuned and with a table; no less where the latter is wrong or cannot run."""
+def _layer_us(bench: Bench, rows: int, table: Table) -> tuple[float, float] | None:
+    """Of a layer untuned and with a table; no less if the latter is wrong, None if it cannot run."""
     try:
         before_us, after_us, error = bench.compare_layers(rows, table)
     except Exception as failure:
         logger.warning("layers of %d rows stay untuned: %r", rows, failure)
-        return 0.0, 0.0
+        return None
     if error <= _LARGEST_ERROR:
         return before_us, after_us
     logger.warning("layers of %d rows stay untuned: tuned they are off by %.1e", rows, error)

@@ -118,6 +118,7 @@ def test_layers_that_cannot_run_stay_untuned(
 
     tuned = run(plan, NoRoom())
     assert {name for name, _ in tuned.chosen} == {"head"}
+    assert tuned.layer_us == {}
     assert "8 rows stay untuned" in caplog.text
 
 
