@@ -169,6 +169,55 @@ def test_every_form_is_the_same_layer(
         assert_as_exact(ours[written], theirs[written], exact[written])
 
 
+@pytest.mark.parametrize("wanted", [None, [0, 4], [4, 4, 1], []], ids=str)
+def test_steps_with_prompts_are_the_same_layers(
+    device: torch.device, wanted: list[int] | None
+) -> None:
+    """A decode row and a prompt of four tokens; of the last layer only the wanted tokens."""
+    torch.manual_seed(2)
+    layers = [decoder_layer(device) for _ in range(NUM_LAYERS)]
+    x = random(device, ROWS, HIDDEN) * 8
+    angles = torch.rand(ROWS, DIM // 2, device=device)
+    cos_sin = torch.stack([angles.cos(), angles.sin()], dim=1)
+    pool = random(device, 3, 2, HEADS.num_kv_heads, 16, DIM)
+    pools = [[pool.to(dtype, copy=True) for _ in layers] for dtype in (DTYPE, DTYPE, torch.float32)]
+    attention = AttentionInputs(
+        query_start_loc=torch.tensor([0, 1, ROWS], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([3, 4], dtype=torch.int32, device=device),
+        block_table=torch.tensor([[0], [1]], dtype=torch.int32, device=device),
+        slot_mapping=torch.tensor([2, 16, 17, 18, 19], device=device),
+        num_decode_rows=1,
+        max_query_len=4,
+        max_seq_len=4,
+        max_decode_seq_len=3,
+        prefill_query_lens=(4,),
+        prefill_seq_lens=(4,),
+    )
+    indices = None if wanted is None else torch.tensor(wanted, dtype=torch.int64, device=device)
+    stream = x.clone()
+    for layer, layer_kv in zip(layers, pools[0], strict=True):
+        fused = FusedLayer.of(layer, layer.attention_norm, pdl=False)
+        assert fused is not None
+        of_layer = indices if layer is layers[-1] else None
+        stream = fused.apply_prompts(stream, cos_sin, layer_kv, attention, of_layer)
+    plain, exact = (
+        unfused(each, x.to(dtype), cos_sin, layer_pools, attention)
+        for each, dtype, layer_pools in (
+            (layers, DTYPE, pools[1]),
+            ([in_float32(layer) for layer in layers], torch.float32, pools[2]),
+        )
+    )
+    if indices is not None:
+        plain, exact = plain[indices], exact[indices]
+    assert stream.shape == plain.shape
+    if len(stream):
+        assert_as_exact(stream, plain, exact)
+    for ours, theirs, exact in zip(*pools, strict=True):
+        written = exact[:2] != pool[:2].float()
+        assert torch.equal(ours[:2][~written], pool[:2][~written])
+        assert_as_exact(ours[:2][written], theirs[:2][written], exact[:2][written])
+
+
 @pytest.mark.parametrize(("form", "dtype", "takes"), [
     (WIDE, torch.bfloat16, True),
     (WIDE, torch.float16, True),
