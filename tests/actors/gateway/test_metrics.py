@@ -3,12 +3,17 @@
 import asyncio
 import random
 
+import msgspec
 import pytest
+from fake_actor import geometry
+from fake_launcher import daemon_status
 from gateway_rig import GatewayRig, StartRig
-from metrics_reader import Page
+from metrics_reader import Page, read_page
 
+from pillion.actors.gateway.metrics_page import metrics_page
 from pillion.actors.gateway.vllm_families import HISTOGRAMS
 from pillion.messages.control import ActorStats
+from pillion.runtime.config import EngineConfig
 from pillion.runtime.histogram import Histogram
 
 VLLM = {"model_name": "fake", "engine": "0"}
@@ -164,6 +169,21 @@ async def test_vllms_names_show_what_the_engine_reports(rig: GatewayRig) -> None
     assert page.by_label("pillion_prefix_lookups_total", "miss") == {"none": 2, "cold": 5}
     assert page.by_label("pillion_client_requests_total", "outcome")["lost"] == 0
     assert page.value("pillion_kv_blocks", state="cached") == 2
+
+
+def test_what_the_memory_of_a_device_is_for() -> None:
+    on_device = msgspec.structs.replace(
+        geometry(1), device="cuda:0", graphs_bytes=7, workspace_bytes=11, device_bytes=1 << 30
+    )
+    status = msgspec.structs.replace(daemon_status([]), geometry=on_device)
+    page = read_page(metrics_page(status, EngineConfig(model="fake"), "fake", True).decode())
+    assert page.by_label("pillion_device_memory_bytes", "use") == {
+        "weights": on_device.weights_bytes,
+        "kv_cache": on_device.kv_bytes,
+        "graphs": 7,
+        "workspace": 11,
+    }
+    assert page.value("pillion_device_memory_size_bytes") == 1 << 30
 
 
 async def test_a_launcher_that_does_not_answer_is_an_error_and_no_fall_of_all_counters(

@@ -56,6 +56,20 @@ def test_a_daemon_that_serves() -> None:
     ]
 
 
+def test_what_the_memory_of_a_device_is_for() -> None:
+    on_device = msgspec.structs.replace(
+        GEOMETRY,
+        device="cuda:0",
+        graphs_bytes=7 << 20,
+        workspace_bytes=11 << 20,
+        device_bytes=100 << 20,
+    )
+    line = describe(msgspec.structs.replace(STATUS, geometry=on_device))[1]
+    assert line.endswith(
+        "weights 3 MiB, KV cache 5 MiB (32 blocks), graphs 7 MiB, largest step 11 MiB of 100 MiB"
+    )
+
+
 def test_a_daemon_that_fails_before_it_knows_anything() -> None:
     worker = msgspec.structs.replace(WORKER, pid=None, state="failed", counters={}, gauges={})
     lines = describe(
