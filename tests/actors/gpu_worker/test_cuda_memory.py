@@ -1,6 +1,7 @@
 """What is counted as in use, and by when; without a device, which others stand in for."""
 
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 from tiny_worker import tiny_config
 
 from pillion.actors.gpu_worker import cuda_memory as module
+from pillion.actors.gpu_worker import start_up
 from pillion.actors.gpu_worker.blueprint import Blueprint
 from pillion.actors.gpu_worker.cuda_memory import capture, measured_limits
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.models.loader import load_model
+from pillion.runtime.errors import ConfigError
 
 MIB = 1 << 20
 TOTAL, HELD, LOADED_BY_A_STEP = 1000 * MIB, 100 * MIB, 30 * MIB
@@ -85,3 +88,27 @@ def test_graphs_that_take_more_than_was_kept_for_them_are_told(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (1 if kept < 50 * MIB else 0)
     assert all("50.0 MiB of the device, 1.0 MiB more" in line for line in told)
+
+
+@pytest.mark.parametrize("held_mib", [700, 800])
+def test_what_cannot_fit_is_refused_before_a_weight_is_read(
+    held_mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(torch.device("cpu"))
+    device.is_cuda = True  # all that is asked of it before the weights are read
+    monkeypatch.setattr(start_up, "_open_device", lambda _: device)
+    monkeypatch.setattr(start_up, "total_bytes", lambda _: TOTAL)
+    monkeypatch.setattr(start_up, "held_bytes", lambda _: held_mib * MIB)
+
+    def load(*_: Any) -> Any:
+        raise InterruptedError("weights are read")
+
+    monkeypatch.setattr(start_up, "load_model", load)
+    config = tiny_config(
+        tmp_path, "cpu", num_kv_blocks=None, kv_cache_bytes=150 * MIB, memory_fraction=0.9
+    )
+    fits = held_mib == 700
+    sum_of_it = r"0\.9 of 1000\.0 MiB, less 800\.\d MiB .* leave 99\.\d MiB; .* at least 150\.0 MiB"
+    with pytest.raises(InterruptedError if fits else ConfigError) as refused:
+        start_up.start_stages(config, 1, lambda phase: None)
+    assert fits or re.search(sum_of_it, str(refused.value)), refused.value
