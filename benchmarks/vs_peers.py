@@ -15,7 +15,7 @@ prefill  16 prompts of 8,192 tokens: input tokens per second
 serve    text in and out, 128 tokens each, closed loop at each of `--concurrency`: tokens per second and time
          to the first token; Pillion through its client library and over HTTP, the others over HTTP
 
-Each cell is measured once, then all of them again until `--rounds` are done; servers come behind all else, at
+Each cell is measured once, then all of them again until `--rounds` are done; servers come last in each round, at
 `--serve-models` of `--serve-engines` alone if these are given, and with `--apart` they are loaded when the engines have
 ended, which leaves them their memory. What a cell needs for the first time is used before its first sample.
 

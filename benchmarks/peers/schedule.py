@@ -1,4 +1,4 @@
-"""What to measure next: servers last, fewest samples first, engines in turn, nothing that no longer fits the time."""
+"""What to measure next: fewest samples first, servers last, engines in turn, nothing that no longer fits the time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -78,10 +78,10 @@ class Schedule:
     def left_s(self) -> float:
         return max(0.0, self.deadline - self.clock())
 
-    def _place(self, cell: Cell) -> tuple[bool, int, int, int]:
-        """Servers behind all else; then round, case, and the engine's turn, which moves on by one each round."""
+    def _place(self, cell: Cell) -> tuple[int, bool, int, int]:
+        """Round, servers behind all else; then case, and the engine's turn, which moves on by one each round."""
         done = self.count(cell)
         cases = list(dict.fromkeys((c.model, c.case) for c in self.cells))
         engines = [c.engine for c in self.cells if (c.model, c.case) == (cell.model, cell.case)]
         turn = (engines.index(cell.engine) + done) % len(engines)
-        return cell.is_served, done, cases.index((cell.model, cell.case)), turn
+        return done, cell.is_served, cases.index((cell.model, cell.case)), turn

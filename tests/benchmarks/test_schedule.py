@@ -64,7 +64,7 @@ def test_a_dropped_cell_is_not_tried_again() -> None:
     assert schedule.dropped == {CELLS[0]: "ended"}
 
 
-def test_servers_come_when_all_else_is_done() -> None:
+def test_servers_come_last_in_each_round() -> None:
     cells = [Cell("m", "serve 64", "a"), Cell("m", "decode 1", "a")]
     counts: Counter[Cell] = Counter()
     schedule = Schedule(
@@ -74,7 +74,7 @@ def test_servers_come_when_all_else_is_done() -> None:
         counts.__getitem__,
         Clock(),
     )
-    assert drain(schedule, counts) == ["da", "da", "da", "sa", "sa"]
+    assert drain(schedule, counts) == ["da", "sa", "da", "sa", "da"]
 
 
 def test_a_cell_knows_its_kind_and_size() -> None:
