@@ -62,16 +62,16 @@ def measured_limits(blueprint: Blueprint, loaded: LoadedModel) -> tuple[WorkerLi
     config, shape, device = blueprint.config, blueprint.shape, blueprint.device
     cuda, max_positions = torch.cuda, loaded.config.max_positions
     probe = probe_limits(config, shape, max_positions)
-    before = cuda.memory_allocated(device.device)
     cuda.reset_peak_memory_stats(device.device)
     kv_cache = blueprint.kv_cache(probe.num_blocks)
     stages = Stages.build(device, loaded.model, loaded.config.vocab_size, kv_cache, probe)
     warm_up(stages, probe, shape.block_size, probe.max_num_batched_tokens)
     cuda.synchronize(device.device)
-    peak = cuda.max_memory_allocated(device.device)
-    workspace_bytes = peak - before - kv_cache.num_bytes
+    of_step = cuda.max_memory_allocated(device.device) - kv_cache.num_bytes
     del stages, kv_cache
     cuda.empty_cache()
+    # Scratch memory of kernels and libraries stays, and is in use from now on.
+    workspace_bytes = of_step - cuda.memory_allocated(device.device)
     shapes = mixed_shapes(probe.max_num_seqs, probe.max_num_batched_tokens, blueprint.num_weights)
     graphs_bytes = expected_graph_bytes(
         probe.max_num_seqs,
