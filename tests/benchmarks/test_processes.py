@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
 from peers.processes import EngineProcess, Group, ProcessFailed, end_all, only
+from waiting import wait_until
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 PATIENCE_S = 30.0

@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from pillion.messages.control import DaemonStatus, ProbeReply, ProbeRequest, StatusRequest
 from pillion.runtime.control_socket import ControlClient
@@ -24,15 +24,6 @@ from pillion.runtime.process import child_environment
 FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
 ACTIVATE = Path(__file__).with_name("activate.py")
 START_DEADLINE_S = 30.0  # a busy machine starts five interpreters
-
-
-def wait_until(what: str, deadline_s: float, holds: Callable[[], bool]) -> None:
-    """Waits for a condition; fails the test with its name if it does not come true in time."""
-    deadline = time.monotonic() + deadline_s
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {deadline_s:g} s in vain until {what}")
-        time.sleep(0.005)
 
 
 def processes_of(directory: RunDir) -> list[int]:

@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from pillion.runtime.proc_files import children_of, is_zombie
 
-from .conftest import START_DEADLINE_S, FakeDaemon, StartDaemon, processes_of, wait_until
+from .conftest import START_DEADLINE_S, FakeDaemon, StartDaemon, processes_of
 
 NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 STOP_DEADLINE_S = 20.0

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
+from waiting import wait_until
 
 from pillion.runtime import daemon as daemon_module
 from pillion.runtime.config import EngineConfig
@@ -18,7 +19,7 @@ from pillion.runtime.launch_report import LaunchRefused, LaunchReport
 from pillion.runtime.paths import RunDir, daemon_pid
 from pillion.runtime.process import child_environment
 
-from .conftest import FAKE_DAEMON, processes_of, wait_until
+from .conftest import FAKE_DAEMON, processes_of
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
-from .conftest import StartDaemon, wait_until
+from .conftest import StartDaemon
 
 STOP_DEADLINE_S = 20.0
 

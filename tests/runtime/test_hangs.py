@@ -5,8 +5,9 @@ import signal
 import time
 
 import pytest
+from waiting import wait_until
 
-from .conftest import FakeDaemon, StartDaemon, wait_until
+from .conftest import FakeDaemon, StartDaemon
 
 ACTORS = ("kv_manager", "scheduler", "detokenizer", "gpu_worker")
 STALL_LIMIT_S = 1.0

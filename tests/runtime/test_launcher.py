@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from pillion.messages.control import StopAccepted, StopRequest
 from pillion.runtime.control_socket import ControlClient
@@ -21,7 +22,7 @@ from pillion.runtime.paths import DaemonLock, RunDir, daemon_pid
 from pillion.runtime.proc_files import age_s, cpu_seconds
 from pillion.runtime.process import child_environment
 
-from .conftest import StartDaemon, processes_of, sockets_of, wait_until
+from .conftest import StartDaemon, processes_of, sockets_of
 
 ACTORS = ("kv_manager", "scheduler", "detokenizer", "gpu_worker")
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from pillion import LLM, SamplingParams
 from pillion.runtime.errors import InvalidRequest
 from pillion.runtime.paths import RunDir, daemon_pid
 from pillion.runtime.process import child_environment
-
-from .conftest import wait_until
 
 pytestmark = pytest.mark.model
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from pillion.runtime import log
 from pillion.runtime.errors import ConfigError
 from pillion.runtime.log import LogFollower, open_log, tail_offset
 from pillion.runtime.process import child_environment
-
-from .conftest import wait_until
 
 
 @given(

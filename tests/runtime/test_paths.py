@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from pillion.runtime import paths
 from pillion.runtime.cli import main
@@ -15,8 +16,6 @@ from pillion.runtime.client import Client
 from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import ConfigError
 from pillion.runtime.paths import DaemonLock, RunDir, claim_socket_path, daemon_pid
-
-from .conftest import wait_until
 
 
 def test_where_run_directories_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from pillion.messages import inboxes
 from pillion.messages.control import ActorFailed
@@ -18,8 +19,6 @@ from pillion.runtime.clock import NS_PER_S
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import RunDir
 from pillion.runtime.process import actor_arguments, child_environment
-
-from .conftest import wait_until
 
 ACTOR = """
 import json, signal, sys

@@ -5,11 +5,12 @@ import signal
 import time
 
 import pytest
+from waiting import wait_until
 
 from pillion.messages.control import ProbeReply
 from pillion.runtime.cli import main
 
-from .conftest import FakeDaemon, StartDaemon, wait_until
+from .conftest import FakeDaemon, StartDaemon
 
 SOON_S = 30.0  # a busy machine takes a while to start an interpreter
 ACTORS = ("kv_manager", "scheduler", "detokenizer", "gpu_worker")

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from pillion.runtime.service_variables import SERVICE_VARIABLES
 
-from .conftest import START_DEADLINE_S, FakeDaemon, StartDaemon, processes_of, wait_until
+from .conftest import START_DEADLINE_S, FakeDaemon, StartDaemon, processes_of
 
 STOP_DEADLINE_S = 20.0
 PROBE = b"GET /live HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from pillion.runtime.control_socket import ControlClient
 from pillion.runtime.errors import ConfigError, DaemonUnavailable
 from pillion.runtime.paths import RunDir
 from pillion.runtime.process import child_environment
 
-from .conftest import FAKE_DAEMON, START_DEADLINE_S, StartDaemon, processes_of, wait_until
+from .conftest import FAKE_DAEMON, START_DEADLINE_S, StartDaemon, processes_of
 
 END_DEADLINE_S = 10.0
 # Leads a session at the terminal that is its standard input, and runs a command there.

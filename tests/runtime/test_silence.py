@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from waiting import wait_until
 
 from pillion.messages.control import StopRequest
 from pillion.runtime import control_socket, health_checks
@@ -17,7 +18,7 @@ from pillion.runtime.daemon_socket import connect_failure
 from pillion.runtime.errors import DaemonUnavailable
 from pillion.runtime.paths import DaemonLock, RunDir
 
-from .conftest import FakeDaemon, StartDaemon, processes_of, wait_until
+from .conftest import FakeDaemon, StartDaemon, processes_of
 
 SOON_S = 3.0
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from pillion.messages.control import DaemonStatus, StatusRequest
 from pillion.runtime.config import EngineConfig
@@ -17,8 +18,6 @@ from pillion.runtime.daemon import locate_model
 from pillion.runtime.paths import RunDir
 from pillion.runtime.proc_files import cpu_seconds
 from pillion.runtime.process import child_environment
-
-from .conftest import wait_until
 
 DAEMON = Path(__file__).parent.parent / "ring" / "fake_worker_daemon.py"
 SMALL = ("launcher", "kv_manager", "scheduler", "detokenizer", "gateway")

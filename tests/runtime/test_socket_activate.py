@@ -5,10 +5,11 @@ import socket
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from pillion.runtime.process import child_environment
 
-from .conftest import START_DEADLINE_S, StartDaemon, wait_until
+from .conftest import START_DEADLINE_S, StartDaemon
 
 ACTIVATE = "systemd-socket-activate"
 PROBE = b"GET /live HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"

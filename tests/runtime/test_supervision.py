@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from pillion.messages.control import ActorFailed
 from pillion.runtime.child import Child
@@ -15,8 +16,6 @@ from pillion.runtime.config import EngineConfig
 from pillion.runtime.paths import DaemonLock, RunDir
 from pillion.runtime.supervision import ACTORS, ActorSpec, Supervisor
 from pillion.runtime.watchdog import Hang
-
-from .conftest import wait_until
 
 SLEEPER = "import signal; signal.pause()"
 
