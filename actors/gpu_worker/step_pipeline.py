@@ -122,7 +122,9 @@ class StepPipeline:
 
     def all_wait(self, forward: ForwardStep) -> bool:
         """Whether nobody loses anything while masks are awaited."""
-        return len(self._output_processor.unmasked(forward.inputs)) == forward.num_rows
+        num_waiting = len(self._output_processor.unmasked(forward.inputs))
+        num_ended = np.count_nonzero(self._states.finished_np[forward.inputs.sample_slots_np])
+        return bool(num_waiting + num_ended == forward.num_rows)
 
     def end_if_masked(self, forward: ForwardStep) -> bool:
         """Launches the end of a step if no mask is missing."""

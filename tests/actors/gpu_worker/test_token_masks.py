@@ -137,6 +137,19 @@ def test_a_finished_row_waits_for_nothing(any_rig: Any) -> None:
     assert rig.tokens(1000) == [9]
 
 
+def test_rows_that_have_ended_are_no_reason_not_to_wait(any_rig: Any) -> None:
+    """The step behind was launched when nobody knew."""
+    rig, free, bound = any_rig, prompt(6), prompt(4, 1)
+    last = rig.model.greedy(free, 1)
+    new = [rig.new(0, free, stop_token_ids=last), rig.new(1, bound, needs_masks=True)]
+    rig.worker.on_message(masks((1, 0, 4, [3])), 0)
+    outputs = rig.step([(0, 0, 6), (1, 0, 4)], new=new, repeat=5)
+    assert sampled(outputs) == [[1000, 1010]]
+    rig.worker.on_message(masks((1, 0, 5, [4])), 0)
+    assert sampled(rig.run_dry()) == [[1010]]
+    assert rig.tokens(1010) == [3, 4]
+
+
 def test_the_next_tenant_needs_no_mask_unless_it_says_so(any_rig: Any) -> None:
     rig, tokens = any_rig, prompt(3, 3)
     new = [rig.new(0, prompt(5), needs_masks=True)]
