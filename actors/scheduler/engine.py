@@ -36,6 +36,7 @@ class Engine:
         self._planner = Planner(limits, ledger, self._lookahead, self._in_flight)
         self._last_plan_id = 0
         self._is_fresh = True  # the next plan finds, or makes, the worker's table empty
+        self._num_unsettled = 0  # turns since the KV manager was told what is due
 
     @property
     def num_running(self) -> int:
@@ -139,19 +140,33 @@ class Engine:
 
     # The KV manager.
 
-    def settle(self) -> bool:
-        """Tells the KV manager what is due. Returns whether there is more to tell at once."""
+    def settle(self, has_planned: bool) -> bool:
+        """Tells the KV manager what is due, once the worker has its plans. Returns whether to come back at once.
+
+        A worker that is faster than this process always wants another plan; the KV manager's turn comes all the same.
+        """
+        self._num_unsettled += 1
+        if has_planned and self._num_unsettled <= self.limits.steps_in_flight:
+            return True
+        self._num_unsettled = 0
         commits_left = self.ledger.commit_some()
         self._planner.reconcile_leases()
-        return commits_left
+        return has_planned or commits_left
 
-    def on_kv_message(self, message: PrefixFound | BlockLease | RecallLease) -> None:
-        """An answer of the KV manager, or its wish to have blocks back."""
+    def on_kv_message(
+        self, message: PrefixFound | BlockLease | RecallLease, frees_blocks: bool
+    ) -> None:
+        """An answer of the KV manager, or its wish to have blocks back.
+
+        `frees_blocks`: releases wait to be sent, of which it could not know.
+        """
         match message:
             case PrefixFound():
                 self._lookahead.on_prefix_found(message, self.ledger)
             case BlockLease():
                 self.ledger.leases.on_lease(message)
+                if frees_blocks:
+                    self.ledger.leases.ask_again()
             case RecallLease():
                 self.ledger.leases.on_recall(message)
 

@@ -21,6 +21,11 @@ class KvMail:
         self._messages: list[RingMessage] = []
         self._is_urgent = False
 
+    @property
+    def frees_blocks(self) -> bool:
+        """Whether something waits by which blocks come free."""
+        return any(isinstance(message, ReleaseBlocks) for message in self._messages)
+
     def add(self, message: RingMessage) -> None:
         """Puts a message behind the others."""
         self._messages.append(message)

@@ -77,7 +77,7 @@ class Scheduler:
                 self._on_abort(message)
             case PrefixFound() | BlockLease() | RecallLease():
                 if message.worker_epoch == self._term.worker_epoch:
-                    self._engine_now().on_kv_message(message)
+                    self._engine_now().on_kv_message(message, self._kv_mail.frees_blocks)
             case EngineGeometry():
                 self._on_geometry(message)
             case PeerRestarted():
@@ -109,7 +109,7 @@ class Scheduler:
             has_planned = self._plan(engine, now_ns)
             # The plan first: the worker waits for it, the others do not wait for what is behind.
             self.outgoing.sort(key=lambda entry: entry[0] != "gpu_worker")
-            is_busy = has_planned or engine.settle()
+            is_busy = engine.settle(has_planned)
             self._kv_mail.leave_if_due(now_ns)
         if is_busy:
             return now_ns

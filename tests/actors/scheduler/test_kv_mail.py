@@ -1,12 +1,13 @@
 """What the KV manager hears at once and what may wait."""
 
 import pytest
+from msgspec.structs import replace
 from scheduler_bench import Bench
 
 from pillion.actors.scheduler import kv_mail
 from pillion.actors.scheduler.kv_mail import MAX_WAITING, KvMail
 from pillion.messages.base import RingMessage
-from pillion.messages.blocks import FindPrefix, LeaseRequest, ReleaseBlocks
+from pillion.messages.blocks import BlockLease, FindPrefix, LeaseRequest, ReleaseBlocks
 from pillion.messages.control import PeerRestarted
 
 PATIENCE_NS = 1_000
@@ -86,3 +87,19 @@ def test_a_new_kv_manager_hears_nothing_that_was_meant_for_the_one_before() -> N
     bench.scheduler.on_message(PeerRestarted(actor="kv_manager", epoch=2), bench.now_ns)
     bench.scheduler.tick(bench.now_ns)
     assert not any(isinstance(message, FindPrefix) for _, message in bench.scheduler.outgoing)
+
+
+def test_who_hears_that_nothing_is_free_says_what_comes_free() -> None:
+    """The KV manager could not know of it; nobody is to be preempted for want of blocks that are on their way."""
+    bench = Bench(num_blocks=12, block_size=4, kv_answers=False)
+    bench.submit(100, 3)
+    asked = bench.asked(LeaseRequest)[-1]
+    bench.to_kv.clear()
+    bench.abort(100)
+    assert not bench.to_kv
+    nothing = BlockLease(epoch=1, group=0, block_ids=b"", num_owed=asked.num_blocks)
+    bench.send(nothing)
+    assert [type(message) for message in bench.to_kv] == [ReleaseBlocks, LeaseRequest]
+    bench.to_kv.clear()
+    bench.send(replace(nothing, num_owed=asked.num_blocks + 1))
+    assert not bench.to_kv

@@ -575,6 +575,23 @@ def test_a_plan_is_on_its_way_before_the_next_one_is_thought_of() -> None:
     assert scheduler.tick(0) != 0
 
 
+def test_a_worker_that_always_wants_another_plan_does_not_starve_the_kv_manager() -> None:
+    bench = Bench(num_slots=4, num_blocks=100, block_size=4, max_repeat=1)
+    bench.send(*(bench.request(100 + number, 10, max_tokens=60) for number in range(4)))
+    scheduler, receivers = bench.scheduler, []
+    for _ in range(20):
+        for message in bench.outputs():
+            scheduler.on_message(message, 0)
+        scheduler.tick(0)
+        receivers.append({name for name, _ in scheduler.outgoing})
+        for name, message in scheduler.outgoing:
+            if name == "gpu_worker":
+                bench.worker.on_message(message, 0)
+        scheduler.outgoing.clear()
+    assert sum("gpu_worker" in names for names in receivers) >= 18
+    assert sum("kv_manager" in names for names in receivers) >= 6
+
+
 def test_a_plan_is_on_its_way_before_anything_is_settled() -> None:
     bench = Bench(num_slots=12, num_blocks=400)
     scheduler = bench.scheduler
