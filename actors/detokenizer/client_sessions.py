@@ -150,6 +150,15 @@ class ClientSessions:
             session.slow_since_ns = None
         return session
 
+    @property
+    def owed(self) -> list[Session]:
+        """Those that are still to get what was merged for them."""
+        return [
+            session
+            for session in self._slow.values()
+            if any(sample.dirty for sample in session.dirty)
+        ]
+
     def stalled(self, now_ns: int) -> tuple[list[Session], int | None]:
         """Sessions whose client has stopped reading, and when to look again."""
         given_up: list[Session] = []

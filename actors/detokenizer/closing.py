@@ -3,6 +3,7 @@
 from typing import Final
 
 from pillion.actors.detokenizer.admissions import Admissions
+from pillion.actors.detokenizer.client_sessions import ClientSessions
 from pillion.actors.detokenizer.entrance import Entrance
 from pillion.actors.detokenizer.questions import Questions
 from pillion.messages.base import RingMessage
@@ -18,12 +19,14 @@ class Closing:
     def __init__(
         self,
         epoch: int,
+        sessions: ClientSessions,
         entrance: Entrance,
         admissions: Admissions,
         questions: Questions,
         outgoing: list[tuple[str, RingMessage]],
     ) -> None:
         self._epoch = epoch
+        self._sessions = sessions
         self._entrance = entrance
         self._admissions = admissions
         self._questions = questions
@@ -53,13 +56,13 @@ class Closing:
         self._end_all(RequestError(self._because, "unavailable"))
 
     def tick(self, now_ns: int) -> int | None:
-        """Reports when nothing is open any more; at the deadline what is left ends with an error."""
+        """Reports when nothing is open and slow clients have all; at the deadline what is left ends with an error."""
         if self._deadline_ns is None or self._drained:
             return None
         if now_ns >= self._deadline_ns:
             error = RequestError(_STOPPING, "unavailable")
             self._end_all(error, tell_scheduler=True)
-        elif self._entrance.num_open:
+        elif self._entrance.num_open or self._sessions.owed:
             return self._deadline_ns
         self._drained = True
         self._outgoing.append(("launcher", Drained(actor="detokenizer", epoch=self._epoch)))

@@ -93,7 +93,12 @@ class TextEdge:
             self._lives,
         )
         self._closing = Closing(
-            epoch, self._entrance, self._admissions, self._questions, self.outgoing
+            epoch,
+            self.sessions,
+            self._entrance,
+            self._admissions,
+            self._questions,
+            self.outgoing,
         )
         self._desk = ClientDesk(
             self.sessions,
@@ -202,6 +207,8 @@ class TextEdge:
                 self._closing.fail(RequestError(message.message, message.code))
             case Shutdown():
                 self._closing.shut()
+                for session in self.sessions.owed:  # it leaves with their last bytes or not at all
+                    self.on_caught_up(session.session_id)
                 self.finished = True
             case _:
                 assert_never(message)

@@ -5,7 +5,7 @@ from edge_rig import EdgeRig, floats, joined, prompt_logprobs, sampled_logprobs
 from pillion.actors.detokenizer.client_sessions import MAX_BACKLOG_BYTES, STALLED_AFTER_NS
 from pillion.actors.detokenizer.text_model import TextModel
 from pillion.messages.codec import unpack_ids
-from pillion.messages.control import EngineFailed
+from pillion.messages.control import Drain, Drained, EngineFailed, Shutdown
 from pillion.messages.ids import FINISH_LENGTH
 from pillion.messages.requests import AbortRequest
 from pillion.messages.sampling import SamplingParams
@@ -88,6 +88,29 @@ def test_a_failing_engine_is_told_behind_what_waits(rig: EdgeRig) -> None:
     chunk, failure = rig.take()
     assert chunk.text == "ab"
     assert failure.message == "gone"
+
+
+def test_a_drain_waits_until_a_slow_client_has_its_end(rig: EdgeRig) -> None:
+    admitted = rig.generate()
+    rig.edge.on_slow(1, rig.now_ns)
+    rig.ring(Drain(deadline_ns=rig.now_ns + 1000))
+    rig.run(admitted, list(b"ab"))
+    assert not rig.take_ring(Drained)
+    assert rig.next_tick_ns == rig.now_ns + 1000
+    rig.edge.on_caught_up(1)
+    rig.turn()
+    assert [chunk.text for chunk in rig.take()] == ["ab"]
+    rig.turn()
+    assert len(rig.take_ring(Drained)) == 1
+
+
+def test_a_daemon_that_ends_keeps_nothing_from_a_slow_client(rig: EdgeRig) -> None:
+    admitted = rig.generate()
+    rig.edge.on_slow(1, rig.now_ns)
+    rig.run(admitted, list(b"ab"))
+    assert rig.take() == []
+    rig.ring(Shutdown())
+    assert [(chunk.text, chunk.finish_reason) for chunk in rig.take()] == [("ab", "length")]
 
 
 def test_logprobs_go_with_their_tokens(rig: EdgeRig) -> None:
