@@ -1,7 +1,9 @@
 """Single values of a client: made plain, and checked. A check raises ValueError with the name and what it takes."""
 
 import numbers
-from typing import Any
+from typing import Any, Final
+
+MAX_TOKEN_ID: Final = 2**31 - 1  # that any vocabulary can have
 
 
 def plain_number(value: Any) -> Any:
@@ -69,5 +71,5 @@ def check_token_ids(name: str, values: Any, most: int | None) -> None:
     if most is not None and len(values) > most:
         raise ValueError(f"{name} takes at most {most} token ids, got {len(values)}")
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise ValueError(f"{name} takes token ids from 0 up, got {shown(value)}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKEN_ID:
+            raise ValueError(f"{name} takes token ids from 0 to {MAX_TOKEN_ID}, got {shown(value)}")

@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Final, TypedDict, TypeGuard
+from typing import Any, TypedDict, TypeGuard
 
 from pillion.messages.codec import pack_ids
+from pillion.messages.value_checks import MAX_TOKEN_ID
 from pillion.runtime.errors import InvalidRequest
-
-MAX_TOKEN_ID: Final = 2**31 - 1
 
 Messages = list[dict[str, Any]]
 

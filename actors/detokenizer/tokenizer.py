@@ -59,7 +59,9 @@ class Tokenizer:
         stream = self.stream(skip_special_tokens)
         ids = list(token_ids)
         if ids and not 0 <= min(ids) <= max(ids) < 2**32:
-            raise ValueError(f"token ids must be from 0 up, got {min(ids)} to {max(ids)}")
+            raise ValueError(
+                f"token ids must be from 0 to {2**32 - 1}, got {min(ids)} to {max(ids)}"
+            )
         text = "".join([stream.push(token_id) for token_id in ids]) + stream.flush()
         if self._table is not None and self._table.strips_leading_space:
             return text.removeprefix(" ")

@@ -20,7 +20,7 @@ from pillion.actors.gateway.openai_replies import (
 from pillion.actors.gateway.text_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
 from pillion.messages.codec import unpack_ids
 from pillion.messages.text import TokenizeRequest
-from pillion.messages.value_checks import shown
+from pillion.messages.value_checks import MAX_TOKEN_ID, shown
 from pillion.runtime.clock import now_ns
 from pillion.runtime.errors import RequestError
 
@@ -66,8 +66,10 @@ async def detokenize(gateway: Gateway, exchange: Exchange, data: bytes) -> None:
     request = body.request
     gateway.check_model(request.model)
     for token_id in request.tokens:
-        if not 0 <= token_id < 2**31:
-            raise invalid(f"tokens takes token ids from 0 up, got {shown(token_id)}", "tokens")
+        if not 0 <= token_id <= MAX_TOKEN_ID:
+            raise invalid(
+                f"tokens takes token ids from 0 to {MAX_TOKEN_ID}, got {shown(token_id)}", "tokens"
+            )
     try:
         text = await gateway.link.detokenize(
             request.tokens, skip_special_tokens=bool(request.skip_special_tokens)
