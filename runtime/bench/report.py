@@ -54,14 +54,12 @@ class Report:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
     def plot(self, path: Path) -> None:
-        """A bar chart of the report's main columns. Raises PillionError without matplotlib."""
-        try:
-            import matplotlib
+        """A bar chart of the main columns, by matplotlib. Raises PillionError for a kind of file unknown to it."""
+        import matplotlib
 
-            matplotlib.use("Agg")
-            from matplotlib import pyplot
-        except ImportError as error:
-            raise PillionError("--plot needs matplotlib: pip install 'pillion[plot]'") from error
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
         x_name, *y_names = self.plot_columns or tuple(self.columns[:2])
         at = {name: index for index, name in enumerate(self.columns)}
         figure, axes = pyplot.subplots(
@@ -74,7 +72,10 @@ class Report:
             axis.set_title(name)
         figure.suptitle(self.title)
         figure.tight_layout()
-        figure.savefig(path, dpi=120)
+        try:
+            figure.savefig(path, dpi=120)
+        except ValueError as error:
+            raise PillionError(f"cannot draw {path}: {error}") from error
 
 
 def quantile(values: Sequence[float], q: float) -> float:

@@ -1,6 +1,7 @@
 """`pillion bench`: what this machine does with a model, beside what its hardware could do at most."""
 
 import argparse
+import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError for a number with which nothing can be measured."""
+    """Raises ConfigError for a number with which nothing can be measured, and for results that could not be kept."""
     for name in ("input_len", "output_len", "requests", "shortest", "longest", "repeats"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -96,6 +97,11 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if not 0 < arguments.seconds < math.inf:
         raise ConfigError(f"--seconds must be above 0, got {arguments.seconds}")
+    for file in (arguments.json, arguments.plot):
+        if file is not None and not file.parent.is_dir():
+            raise ConfigError(f"{file} cannot be written: there is no directory {file.parent}")
+    if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'pillion[plot]'")
 
 
 def _runner(arguments: argparse.Namespace, config: EngineConfig) -> Callable[[], Report]:
