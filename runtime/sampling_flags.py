@@ -16,6 +16,8 @@ DEFAULT_TEMPERATURE: Final = 0.7
 
 # A command that prints text needs text.
 _NOT_FLAGS: Final = frozenset({"detokenize"})
+# A conversation goes on from one answer, and shows its text alone.
+NOT_IN_CHATS: Final = frozenset({"n", "logprobs", "prompt_logprobs"})
 
 HELP: Final = {
     "n": "samples of the prompt",
@@ -45,12 +47,14 @@ HELP: Final = {
 }
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """One flag per field; `defaults` replace those of SamplingParams in the help and in the result."""
+def add_sampling_flags(
+    parser: argparse.ArgumentParser, without: frozenset[str] = frozenset(), **defaults: Any
+) -> None:
+    """One flag per field but these; `defaults` replace those of SamplingParams in the help and in the result."""
     group = parser.add_argument_group("sampling")
     parser.set_defaults(sampling_defaults=defaults)
     for field in msgspec.structs.fields(SamplingParams):
-        if field.name not in _NOT_FLAGS:
+        if field.name not in _NOT_FLAGS | without:
             default = defaults.get(field.name, field.default)
             _add_flag(group, field.name, field.type, default)
 
@@ -77,12 +81,14 @@ def make_sampling_params(fields: dict[str, Any]) -> SamplingParams:
 
 
 def parse_setting(name: str, text: str) -> Any:
-    """The value of a field as a person types it. Raises InvalidRequest for a name that is no field."""
-    kinds = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
-    if name not in kinds or name in _NOT_FLAGS:
-        raise InvalidRequest(
-            f"there is no setting {name!r}; there are {', '.join(sorted(set(kinds) - _NOT_FLAGS))}"
-        )
+    """The value of a conversation's setting as a person types it. Raises InvalidRequest for a name that is none."""
+    kinds = {
+        field.name: field.type
+        for field in msgspec.structs.fields(SamplingParams)
+        if field.name not in _NOT_FLAGS | NOT_IN_CHATS
+    }
+    if name not in kinds:
+        raise InvalidRequest(f"there is no setting {name!r}; there are {', '.join(sorted(kinds))}")
     if str in _members(kinds[name]):
         return text
     try:

@@ -14,6 +14,7 @@ from pillion.runtime.commands.generate import add_daemon_choice, connect
 from pillion.runtime.errors import InvalidRequest, PillionError, RequestError
 from pillion.runtime.sampling_flags import (
     DEFAULT_TEMPERATURE,
+    NOT_IN_CHATS,
     add_sampling_flags,
     make_sampling_params,
     parse_setting,
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whom to talk to, and one flag for each sampling parameter."""
     add_daemon_choice(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_sampling_flags(parser, max_tokens=0, temperature=DEFAULT_TEMPERATURE)
+    add_sampling_flags(parser, NOT_IN_CHATS, max_tokens=0, temperature=DEFAULT_TEMPERATURE)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -121,5 +121,7 @@ def test_settings_that_are_none() -> None:
         parse_setting("heat", "1")
     with pytest.raises(InvalidRequest, match="no setting 'detokenize'"):
         parse_setting("detokenize", "false")
+    with pytest.raises(InvalidRequest, match="no setting 'n'"):
+        parse_setting("n", "2")
     with pytest.raises(InvalidRequest, match="temperature cannot be 'hot'"):
         parse_setting("temperature", "hot")

@@ -90,6 +90,15 @@ def test_commands(chat: Chat) -> None:
     assert chat.params == SamplingParams(temperature=0.5, max_tokens=7)
 
 
+@pytest.mark.parametrize("flag", ["--n", "--logprobs", "--prompt-logprobs"])
+def test_what_a_conversation_cannot_show_is_no_flag(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", flag, "2"])
+    assert flag in capsys.readouterr().err
+
+
 def test_through_a_pipe(
     edge: FakeTextEdge, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
