@@ -64,7 +64,6 @@ _ONE_PROCESS_EACH: Final = (
 _ALWAYS_ASYNC: Final = "the device never waits for the scheduler here; drop the argument"
 _METRICS: Final = "`pillion status` and Client.status() show the counters; drop the argument"
 _BACKEND: Final = "Pillion brings its own kernels and chooses among them; drop the argument"
-_NO_TRACES: Final = "tracing is not supported yet"
 _NO_TRANSFER: Final = "moving KV between daemons is not supported yet"
 
 ARGUMENTS: Final[dict[str, Setting | Refused | Meaningless]] = {
@@ -77,6 +76,7 @@ ARGUMENTS: Final[dict[str, Setting | Refused | Meaningless]] = {
     "num_gpu_blocks_override": Setting("num_kv_blocks"),
     "device": Setting("device"),
     "block_size": Setting("block_size", _own_choice),
+    "otlp_traces_endpoint": Setting("otlp_endpoint"),
     # Where the model comes from.
     "trust_remote_code": Refused(
         "Pillion never runs code that comes with a model; the model families are built in"
@@ -115,8 +115,12 @@ ARGUMENTS: Final[dict[str, Setting | Refused | Meaningless]] = {
     "logits_processor_pattern": Refused("there are no logits processors to choose from", ()),
     "structured_outputs_config": Meaningless("there is one implementation of grammars; drop it"),
     "guided_decoding_backend": Meaningless("there is one implementation of grammars; drop it"),
-    "reasoning_parser_plugin": Refused("reasoning parsers are not supported yet", ("",)),
-    "enable_reasoning": Refused("reasoning parsers are not supported yet"),
+    "reasoning_parser_plugin": Refused(
+        "reasoning_parser takes a format that is built in, or two markers", ("",)
+    ),
+    "enable_reasoning": Meaningless(
+        "parse_output=True in a call of LLM.client takes reasoning off the text; drop it"
+    ),
     "io_processor_plugin": Refused("there are no plugins", ()),
     "max_logprobs": Refused(
         f"up to {MAX_LOGPROBS} logprobs are always allowed", tuple(range(MAX_LOGPROBS + 1))
@@ -193,8 +197,7 @@ ARGUMENTS: Final[dict[str, Setting | Refused | Meaningless]] = {
     "ec_transfer_config": Refused(_NO_TRANSFER, ()),
     "enable_sleep_mode": Refused("sleeping is not supported yet"),
     "disable_sliding_window": Refused("a model's sliding window cannot be switched off"),
-    "otlp_traces_endpoint": Refused(_NO_TRACES, ()),
-    "collect_detailed_traces": Refused(_NO_TRACES, ()),
+    "collect_detailed_traces": Refused("a trace always has the same spans", ()),
     "additional_config": Refused("there are no platform plugins", ({},)),
     # Always so, or decided by the engine itself.
     "enable_chunked_prefill": Refused(

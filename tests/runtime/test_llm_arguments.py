@@ -29,6 +29,7 @@ SETTING_CASES: list[tuple[str, Any, str, Any]] = [
     ("device", "cpu", "device", "cpu"),
     ("block_size", 32, "block_size", 32),
     ("block_size", "auto", "block_size", 16),
+    ("otlp_traces_endpoint", "http://127.0.0.1:4318", "otlp_endpoint", "http://127.0.0.1:4318"),
 ]
 # Fields that bear the same name here and there.
 SHARED_CASES: list[tuple[str, Any]] = [
