@@ -151,13 +151,9 @@ class ClientSessions:
         return session
 
     @property
-    def owed(self) -> list[Session]:
-        """Those that are still to get what was merged for them."""
-        return [
-            session
-            for session in self._slow.values()
-            if any(sample.dirty for sample in session.dirty)
-        ]
+    def slow(self) -> list[Session]:
+        """Those that have not taken what was sent; more may be merged for them."""
+        return list(self._slow.values())
 
     def stalled(self, now_ns: int) -> tuple[list[Session], int | None]:
         """Sessions whose client has stopped reading, and when to look again."""

@@ -8,6 +8,7 @@ from pillion.actors.detokenizer.entrance import Entrance
 from pillion.actors.detokenizer.questions import Questions
 from pillion.messages.base import RingMessage
 from pillion.messages.control import Drain, Drained
+from pillion.messages.text import GenerateChunk
 from pillion.runtime.errors import RequestError
 
 _STOPPING: Final = "the daemon is stopping"
@@ -62,8 +63,12 @@ class Closing:
         if now_ns >= self._deadline_ns:
             error = RequestError(_STOPPING, "unavailable")
             self._end_all(error, tell_scheduler=True)
-        elif self._entrance.num_open or self._sessions.owed:
+        elif self._entrance.num_open or self._sessions.slow:
             return self._deadline_ns
+        elif any(isinstance(message, GenerateChunk) for _, message in self._sessions.replies):
+            return (
+                now_ns  # the last ones leave behind this turn, and their clients may be slow then
+            )
         self._drained = True
         self._outgoing.append(("launcher", Drained(actor="detokenizer", epoch=self._epoch)))
         return None

@@ -207,7 +207,9 @@ class TextEdge:
                 self._closing.fail(RequestError(message.message, message.code))
             case Shutdown():
                 self._closing.shut()
-                for session in self.sessions.owed:  # it leaves with their last bytes or not at all
+                for session in (
+                    self.sessions.slow
+                ):  # what was merged leaves with their last bytes or not at all
                     self.on_caught_up(session.session_id)
                 self.finished = True
             case _:
@@ -220,9 +222,9 @@ class TextEdge:
             self._give_up_stalled(now_ns),
             self.sessions.turn_away_silent(now_ns),
             self.grammars.watch(now_ns),
-            self._closing.tick(now_ns),
         ]
         self._book.flush()
+        deadlines.append(self._closing.tick(now_ns))
         self._book.meter.turn_ends(now_ns)
         self.outgoing += [("gpu_worker", masks) for masks in self.grammars.take_masks()]
         self.gauges["open_grammars"] = self.grammars.num_followed

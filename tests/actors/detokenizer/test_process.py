@@ -398,6 +398,32 @@ def test_a_slow_reader_gets_larger_chunks_and_all_of_its_text(edge: EdgeProcess)
     quick.close()
 
 
+def test_a_drain_waits_for_a_client_that_has_not_taken_all(edge: EdgeProcess) -> None:
+    slow = RawClient(edge.run_dir.client_socket)
+    params = SamplingParams(n=64, max_tokens=None)
+    slow.send(GenerateRequest(client_request_id="s", prompt="x", sampling_params=params))
+    request = edge.admitted()
+    num_steps = 1_000
+    for place in range(num_steps):
+        finish = FINISH_LENGTH if place == num_steps - 1 else 0
+        rows = [(request.request_id + index, 1 + place, 28) for index in range(64)]
+        edge.step(rows, finish)
+    edge.post.send("detokenizer", Drain(deadline_ns=time.monotonic_ns() + 60 * NS_PER_S))
+    drained = threading.Thread(target=edge.heard, args=(Drained,))
+    drained.start()
+    drained.join(0.5)
+    assert drained.is_alive()
+    texts, ended = [""] * 64, 0
+    while ended < 64:
+        chunk = slow.receive()
+        texts[chunk.index] += chunk.text
+        ended += chunk.finish_reason is not None
+    assert texts == ["," * num_steps] * 64
+    drained.join(DEADLINE_S)
+    assert not drained.is_alive()
+    slow.close()
+
+
 def test_a_model_without_a_tokenizer_fails_with_its_cause(run_dir: RunDir, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     edge = EdgeProcess(run_dir, tmp_path)

@@ -100,6 +100,10 @@ def test_a_drain_waits_until_a_slow_client_has_its_end(rig: EdgeRig) -> None:
     rig.edge.on_caught_up(1)
     rig.turn()
     assert [chunk.text for chunk in rig.take()] == ["ab"]
+    rig.edge.on_slow(1, rig.now_ns)  # it does not take that at once either
+    rig.turn()
+    assert not rig.take_ring(Drained)
+    rig.edge.on_caught_up(1)
     rig.turn()
     assert len(rig.take_ring(Drained)) == 1
 
