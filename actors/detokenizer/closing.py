@@ -66,9 +66,7 @@ class Closing:
         elif self._entrance.num_open or self._sessions.slow:
             return self._deadline_ns
         elif any(isinstance(message, GenerateChunk) for _, message in self._sessions.replies):
-            return (
-                now_ns  # the last ones leave behind this turn, and their clients may be slow then
-            )
+            return now_ns  # the last ones leave behind this turn; then their clients may be slow
         self._drained = True
         self._outgoing.append(("launcher", Drained(actor="detokenizer", epoch=self._epoch)))
         return None

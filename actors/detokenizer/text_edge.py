@@ -207,9 +207,7 @@ class TextEdge:
                 self._closing.fail(RequestError(message.message, message.code))
             case Shutdown():
                 self._closing.shut()
-                for session in (
-                    self.sessions.slow
-                ):  # what was merged leaves with their last bytes or not at all
+                for session in self.sessions.slow:  # what was merged leaves now or never
                     self.on_caught_up(session.session_id)
                 self.finished = True
             case _:
