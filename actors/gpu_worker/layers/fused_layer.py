@@ -9,6 +9,7 @@ from pillion.actors.gpu_worker.quantization.linear import DenseLinear
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs
 from pillion.kernels.fused_linear import (
     Scaled,
+    composed,
     linear_add,
     norm_gated_linear,
     norm_qkv,
@@ -121,7 +122,8 @@ class FusedLayer:
         attended = layer.attention.attend(normed, cos_sin, layer_kv, attention, wanted)
         if wanted is not None:
             x = x.index_select(0, wanted)
-        self.output.add_to(x, attended)
+        composed.linear_add(attended, self.output.weight, self.output.bias, x)
         normed = rms_norm(x, layer.feed_forward_norm, layer.eps)
-        self.down.add_to(x, silu_and_mul(self.gate_up.apply(normed)))
+        gated = silu_and_mul(self.gate_up.apply(normed))
+        composed.linear_add(gated, self.down.weight, self.down.bias, x)
         return x

@@ -77,12 +77,12 @@ class Transformer:
         is_decode = bool(self._fused) and not attention.has_prefill
         gain = self._fused[0].first_gain(len(input_ids)) if is_decode else None
         residual, cos_sin, scaled = self._embed(input_ids, positions, gain)
-        wanted_of = [*[None] * (len(self._layers) - 1), wanted]
         if is_decode:
             for index, fused in enumerate(self._fused):
                 layer_kv = kv_cache.layer(index)
                 scaled = fused.apply(residual, scaled, cos_sin, layer_kv, attention)
             return rms_norm(residual, self._final_norm, self._eps)
+        wanted_of = [*[None] * (len(self._layers) - 1), wanted]
         if self._fused:
             for index, fused in enumerate(self._fused):
                 residual = fused.apply_prompts(

@@ -36,9 +36,3 @@ class DenseLinear:
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """See `Linear.apply`."""
         return linear(x, self.weight, self.bias)
-
-    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> None:
-        """total [n, out] += x W^T + b, for x [n, in]. Writes: total."""
-        torch.addmm(total, x, self.weight.t(), out=total)
-        if self.bias is not None:
-            total += self.bias
