@@ -59,7 +59,7 @@ class BlockTables:
     def clear(self, slots: npt.NDArray[np.int32]) -> None:
         """Takes all blocks from these slots."""
         self.capacity_np[slots] = 0
-        self.capacity[self._device.upload_int64(slots)] = 0
+        self.capacity.index_fill_(0, self._device.upload_int64(slots), 0)
 
     def blocks_for(self, num_tokens: int) -> int:
         """That so many tokens need."""

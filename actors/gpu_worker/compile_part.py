@@ -1,9 +1,9 @@
 """A part of the kernels of a start, compiled; see compile_ahead."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 
 import torch
 
@@ -20,6 +20,7 @@ from pillion.actors.gpu_worker.models.loader import (
     num_weights,
     open_checkpoint,
 )
+from pillion.actors.gpu_worker.models.transformer import MOST_FUSED_TOKENS
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.tuning.checking import check_part
 from pillion.actors.gpu_worker.tuning.start import tuning_left
@@ -101,15 +102,16 @@ def _captures(stages: Stages) -> Sequence[Job]:
     capturer = stages.capturer
     if capturer is None:
         return []
+    like: defaultdict[object, list[Job]] = defaultdict(list)
+    for num_rows in graph_sizes(stages.states.max_num_seqs):
+        like[padded_rows(num_rows)].append(partial(capturer.capture_decode, num_rows))
+    for shape in capturer.shapes:
+        is_short = shape.num_tokens <= MOST_FUSED_TOKENS
+        kernels = padded_rows(shape.num_tokens) if is_short else shape
+        like[kernels].append(partial(capturer.capture_mixed, shape))
+    return [capturer.warm_up_ends, *(partial(_run_all, jobs) for jobs in like.values())]
 
-    def capture_all(sizes: Sequence[int]) -> None:
-        for num_rows in sizes:
-            capturer.capture_decode(num_rows)
 
-    sizes = graph_sizes(stages.states.max_num_seqs)
-    jobs: list[Job] = [partial(capture_all, list(like)) for _, like in groupby(sizes, padded_rows)]
-    return [
-        capturer.warm_up_ends,
-        *jobs,
-        *(partial(capturer.capture_mixed, shape) for shape in capturer.shapes),
-    ]
+def _run_all(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job()

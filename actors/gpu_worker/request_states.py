@@ -105,7 +105,8 @@ class RequestStates:
         """Frees slots; their rows in later plans are stale. Freeing a free slot changes nothing."""
         self.generation_np[slots] = FREE
         self.finished_np[slots] = True
-        self.finished[self._device.upload_int64(slots)] = True
+        # An assignment of a number to indexed rows would wait for all that was launched.
+        self.finished.index_fill_(0, self._device.upload_int64(slots), True)
         for slot in slots.tolist():
             self.prompt_logprobs.pop(slot, None)
 

@@ -8,6 +8,8 @@ from pillion.messages.steps import StepTimes
 SLOWDOWN: Final = 2.0
 # More than one prompt and another for each so many streams are a crowd, for which nothing is held back.
 STREAMS_PER_PROMPT: Final = 8
+# Tokens take at least so much of the time that any prompt costs a step.
+LEAST_SHARE: Final = 0.5
 # Tokens before anything was measured, and however slow they are.
 FIRST_TOKENS: Final = 256
 LEAST_TOKENS: Final = 64
@@ -18,19 +20,25 @@ _DECODE_SHARE: Final = 0.2
 _TOKEN_SHARE: Final = 0.4
 # A step that took so many times longer than expected counts as so much: something else held it up.
 _OUTLIER: Final = 3.0
+# Steps whose numbers of tokens differ by this share show what any prompt costs and what each token does.
+_TELLING_SPREAD: Final = 0.25
+# No more than this share of what prompts cost is taken for what any prompt does.
+_MOST_FIXED: Final = 0.8
 
 
 class Pace:
-    """Learns from the times between answers what a decode step and a prompt's token take.
+    """Learns from the times between answers what a decode step takes, any prompt beside it, and each token of one.
 
     A long prompt then goes in pieces that let the next token of each stream be at most `SLOWDOWN` times as long
-    in coming. Where many prompts wait nothing is held back: small pieces would make all of them wait for long.
+    in coming. But what any prompt costs is not paid for less than `LEAST_SHARE` of it spent on tokens: smaller pieces
+    would make steps hardly shorter, and many more. Where many prompts wait nothing is held back: small pieces would
+    make all of them wait for long.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._decode_ns: float | None = None
-        self._token_ns: float | None = None
+        self._prompts = _PromptCosts()
         self._largest = 0.0  # tokens of recent steps
         self._last_answer_ns: int | None = None
 
@@ -42,27 +50,61 @@ class Pace:
         if times is None or before is None or not was_granted_in_time:
             return
         step_ns = float(answered_ns - before)
-        if times.num_prefill_tokens == 0:
+        num_tokens = times.num_prefill_tokens
+        if num_tokens == 0:
             self._decode_ns = _blend(self._decode_ns, step_ns, _DECODE_SHARE)
         elif self._decode_ns is not None and times.num_decode_tokens:
-            self._note_prompts(times.num_prefill_tokens, max(0.0, step_ns - self._decode_ns))
-
-    def _note_prompts(self, num_tokens: int, ns: float) -> None:
-        """So many tokens of prompts made a step so much longer."""
-        if self._token_ns:
-            ns = min(ns, _OUTLIER * self._token_ns * num_tokens)
-        self._token_ns = _blend(self._token_ns, ns / num_tokens, _TOKEN_SHARE)
-        self._largest = max(num_tokens, _blend(self._largest, num_tokens, _TOKEN_SHARE))
+            self._prompts.note(num_tokens, max(0.0, step_ns - self._decode_ns))
+            self._largest = max(num_tokens, _blend(self._largest, num_tokens, _TOKEN_SHARE))
 
     def tokens(self, num_streams: int, num_prompts: int) -> int:
         """The most tokens of so many prompts in a step with so many streams."""
         if (num_prompts - 1) * STREAMS_PER_PROMPT >= num_streams:
             return self._max_tokens
         wanted = float(FIRST_TOKENS)
-        if self._decode_ns is not None and self._token_ns:
-            wanted = (SLOWDOWN - 1) * self._decode_ns / self._token_ns
+        if self._decode_ns is not None and self._prompts.token_ns:
+            fixed_ns = self._prompts.fixed_ns
+            spare_ns = (SLOWDOWN - 1) * self._decode_ns - fixed_ns
+            spare_ns = max(spare_ns, LEAST_SHARE * fixed_ns)
+            wanted = spare_ns / self._prompts.token_ns
             wanted = min(wanted, GROWTH * max(self._largest, LEAST_TOKENS))
         return int(min(max(wanted, LEAST_TOKENS), self._max_tokens))
+
+
+class _PromptCosts:
+    """What prompts add to a step, as a line through the times of recent steps.
+
+    The newest weigh most. Where all of them have about as many tokens, they show no line: what any prompt costs stays
+    as it was found then, and what each token does follows.
+    """
+
+    def __init__(self) -> None:
+        self.fixed_ns = 0.0  # any prompt
+        self.token_ns = 0.0  # each token; 0: not known
+        self._tokens = 0.0  # weighted means and central moments
+        self._ns = 0.0
+        self._variance = 0.0
+        self._covariance = 0.0
+
+    def note(self, num_tokens: int, ns: float) -> None:
+        """So many tokens of prompts made a step so much longer."""
+        if self.token_ns:
+            ns = min(ns, _OUTLIER * (self.fixed_ns + self.token_ns * num_tokens))
+            self._blend(num_tokens, ns)
+        else:
+            self._tokens, self._ns = float(num_tokens), ns
+        if self._variance >= (_TELLING_SPREAD * self._tokens) ** 2:
+            self.fixed_ns = self._ns - self._tokens * self._covariance / self._variance
+        self.fixed_ns = min(max(self.fixed_ns, 0.0), _MOST_FIXED * self._ns)
+        self.token_ns = (self._ns - self.fixed_ns) / self._tokens
+
+    def _blend(self, num_tokens: int, ns: float) -> None:
+        tokens_off, ns_off = num_tokens - self._tokens, ns - self._ns
+        self._tokens += _TOKEN_SHARE * tokens_off
+        self._ns += _TOKEN_SHARE * ns_off
+        rest = 1 - _TOKEN_SHARE
+        self._variance = rest * (self._variance + _TOKEN_SHARE * tokens_off**2)
+        self._covariance = rest * (self._covariance + _TOKEN_SHARE * tokens_off * ns_off)
 
 
 def _blend(old: float | None, new: float, share: float) -> float:

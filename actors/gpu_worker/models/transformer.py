@@ -1,6 +1,7 @@
 """The one decoder: Llama, Mistral, Qwen2 and Qwen3 are this with different settings."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch.nn.functional import embedding
@@ -16,6 +17,8 @@ from pillion.kernels.fused_linear import linear_float32
 from pillion.kernels.rms_norm import rms_norm, rms_norm_add
 
 _PDL_CAPABILITY = (9, 0)
+# Steps of up to so many tokens take the products of decode steps, also with prompts: those were measured so far.
+MOST_FUSED_TOKENS: Final = 256
 
 
 class Transformer:
@@ -49,7 +52,7 @@ class Transformer:
 
     @property
     def fused_layers(self) -> Sequence[FusedLayer]:
-        """The layers as decode steps on a CUDA device run them; none where they can't be fused."""
+        """The layers as short steps on a CUDA device run them; none where they can't be fused."""
         return self._fused
 
     @property
@@ -72,15 +75,20 @@ class Transformer:
         """Hidden states behind the last norm, [num_tokens, hidden_size].
 
         input_ids, positions [num_tokens] int64; wanted [n] int64: only of these tokens, [n, hidden_size], for which the
-        last layer does no more than the others need. Writes: kv_cache, at the tokens of this step.
+        last layer of a long step does no more than the others need. Writes: kv_cache, at the tokens of this step.
         """
-        is_decode = bool(self._fused) and not attention.has_prefill
-        gain = self._fused[0].first_gain(len(input_ids)) if is_decode else None
+        num_tokens = len(input_ids)
+        is_fused = bool(self._fused) and (
+            not attention.has_prefill or num_tokens <= MOST_FUSED_TOKENS
+        )
+        gain = self._fused[0].first_gain(num_tokens) if is_fused else None
         residual, cos_sin, scaled = self._embed(input_ids, positions, gain)
-        if is_decode:
+        if is_fused:
             for index, fused in enumerate(self._fused):
                 layer_kv = kv_cache.layer(index)
                 scaled = fused.apply(residual, scaled, cos_sin, layer_kv, attention)
+            if wanted is not None:
+                residual = residual.index_select(0, wanted)
             return rms_norm(residual, self._final_norm, self._eps)
         wanted_of = [*[None] * (len(self._layers) - 1), wanted]
         if self._fused:
@@ -121,7 +129,7 @@ class Transformer:
 def _fused_layers(
     layers: Sequence[DecoderLayer], final_norm: torch.Tensor, device: torch.device, *, pdl: bool
 ) -> list[FusedLayer]:
-    """The layers for decode steps on a CUDA device; none if one of them can't be fused."""
+    """The layers for short steps on a CUDA device; none if one of them can't be fused."""
     if device.type != "cuda":
         return []
     norms = [layer.attention_norm for layer in layers]

@@ -46,6 +46,34 @@ def test_a_long_prompt_lets_a_stream_go_on() -> None:
     assert min(steps[2:]) > 1.8 * 4
 
 
+def test_what_any_prompt_costs_is_not_taken_for_the_price_of_its_tokens() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=1.8, token_ms=0.0008, fixed_ms=0.6)
+    for _ in range(3):
+        device.step()
+    steps = [device.step(pace.tokens(8, 1)) for _ in range(20)]
+    assert pace.tokens(8, 1) > 1400
+    assert max(steps) < 2.1 * 1.8
+
+
+def test_pieces_do_not_shrink_where_that_makes_no_step_shorter() -> None:
+    """A step with any prompt takes three times as long as one without."""
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=0.5, token_ms=0.001, fixed_ms=1.0)
+    for _ in range(3):
+        device.step()
+    steps = [device.step(pace.tokens(8, 1)) for _ in range(20)]
+    assert 400 < pace.tokens(8, 1) < 600
+    assert max(steps) < 0.5 + 1.6 * 1.0
+    # Another crowd, for which prompts alone cost nothing.
+    device.decode_ms, device.fixed_ms = 2.0, 0.0
+    for _ in range(20):
+        device.step()
+    for _ in range(40):
+        device.step(pace.tokens(8, 1))
+    assert 1800 < pace.tokens(8, 1) < 2200
+
+
 def test_it_follows_a_prompt_whose_tokens_become_dearer() -> None:
     pace = Pace(8192)
     device = Device(pace, decode_ms=4, token_ms=0.01)

@@ -169,11 +169,18 @@ def test_every_form_is_the_same_layer(
         assert_as_exact(ours[written], theirs[written], exact[written])
 
 
-@pytest.mark.parametrize("wanted", [None, [0, 4], [4, 4, 1], []], ids=str)
+@pytest.mark.parametrize(
+    ("is_short", "wanted"),
+    [(True, None), (False, None), (False, [0, 4]), (False, [4, 4, 1]), (False, [])],
+    ids=str,
+)
 def test_steps_with_prompts_are_the_same_layers(
-    device: torch.device, wanted: list[int] | None
+    device: torch.device, is_short: bool, wanted: list[int] | None
 ) -> None:
-    """A decode row and a prompt of four tokens; of the last layer only the wanted tokens."""
+    """A decode row and a prompt of four tokens; of the last layer only the wanted tokens.
+
+    Short steps take the products of decode steps and leave the choice of tokens to who reads the stream.
+    """
     torch.manual_seed(2)
     layers = [decoder_layer(device) for _ in range(NUM_LAYERS)]
     x = random(device, ROWS, HIDDEN) * 8
@@ -194,12 +201,16 @@ def test_steps_with_prompts_are_the_same_layers(
         prefill_seq_lens=(4,),
     )
     indices = None if wanted is None else torch.tensor(wanted, dtype=torch.int64, device=device)
-    stream = x.clone()
-    for layer, layer_kv in zip(layers, pools[0], strict=True):
-        fused = FusedLayer.of(layer, layer.attention_norm, pdl=False)
+    stream, scaled = x.clone(), None
+    norms = [*(layer.attention_norm for layer in layers[1:]), layers[0].attention_norm]
+    for layer, norm, layer_kv in zip(layers, norms, pools[0], strict=True):
+        fused = FusedLayer.of(layer, norm, pdl=False)
         assert fused is not None
-        of_layer = indices if layer is layers[-1] else None
-        stream = fused.apply_prompts(stream, cos_sin, layer_kv, attention, of_layer)
+        if is_short:
+            scaled = fused.apply(stream, scaled, cos_sin, layer_kv, attention)
+        else:
+            of_layer = indices if layer is layers[-1] else None
+            stream = fused.apply_prompts(stream, cos_sin, layer_kv, attention, of_layer)
     plain, exact = (
         unfused(each, x.to(dtype), cos_sin, layer_pools, attention)
         for each, dtype, layer_pools in (

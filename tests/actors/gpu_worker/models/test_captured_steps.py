@@ -324,3 +324,22 @@ def test_a_model_in_bfloat16_lives_through_it_too(tmp_path: Path) -> None:
         outputs = run(worker, plan, masks)
         assert not any(output.errors for output in outputs)
         planner.learn(outputs)
+
+
+@pytest.mark.parametrize("with_graphs", [True, False], ids=["captured", "one by one"])
+def test_no_step_waits_for_the_device(with_graphs: bool, tmp_path: Path) -> None:
+    """Neither what a plan changes nor a step: only collecting does, by an event."""
+    make_reference("llama").save_pretrained(tmp_path)
+    worker = build(load(tmp_path, torch.device("cuda", 0)), with_graphs=with_graphs)
+    planner, num_steps = Planner(random.Random(5)), 0
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(NUM_PLANS):
+            plan, masks = planner.plan(), planner.masks()
+            outputs = run(worker, plan, masks)
+            assert not worker.counters["failed_steps"]
+            planner.learn(outputs)
+            num_steps += len(outputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert num_steps > 100
