@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar, cast
 
 from pillion.actors.gpu_worker.models.families import FAMILIES, Family
 from pillion.actors.gpu_worker.models.model_config import (
+    DEFAULT_INITIALIZER_RANGE,
     DTYPES,
     ModelConfig,
     RopeConfig,
@@ -59,6 +60,7 @@ def read_hf_config(directory: Path) -> ModelConfig:
         sliding_windows=_sliding_windows(fields, family, num_layers),
         eos_token_ids=_eos_token_ids(fields, directory),
         dtype=DTYPES.get(fields.get("dtype", str, None) or fields.get("torch_dtype", str, "")),
+        initializer_range=_initializer_range(fields),
     )
 
 
@@ -190,6 +192,13 @@ def _sliding_windows(fields: _Fields, family: Family, num_layers: int) -> tuple[
     # What transformers assumes for these families if a config with windows doesn't say it.
     first = fields.get("max_window_layers", int, 28) if family.window == "upper" else 0
     return tuple(window if layer >= first else None for layer in range(num_layers))
+
+
+def _initializer_range(fields: _Fields) -> float:
+    found = fields.get("initializer_range", float, DEFAULT_INITIALIZER_RANGE)
+    if found < 0:
+        raise fields.error("initializer_range", f"must not be negative, got {found}")
+    return found
 
 
 def _eos_token_ids(fields: _Fields, directory: Path) -> tuple[int, ...]:

@@ -5,6 +5,9 @@ from typing import Final, Literal
 
 import torch
 
+# What most configurations say, and none that a GGUF file has.
+DEFAULT_INITIALIZER_RANGE: Final = 0.02
+
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
 
@@ -60,6 +63,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     # As the weights are stored; None: not one of torch's float types.
     dtype: torch.dtype | None
+    # Standard deviation of weights before training: what random weights have.
+    initializer_range: float = DEFAULT_INITIALIZER_RANGE
 
     @property
     def max_positions(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import test_triton as kernel_tests
 import test_triton_sampling as sampling_tests
+import test_triton_wide as wide_tests
 import torch
 import triton
 import triton.language as tl
@@ -47,7 +48,8 @@ def kernels(end: float) -> int:
 
 def _kernel_tests() -> list[Callable[..., None]]:
     """All that need nothing of pytest but the device and their cases."""
-    tests = [*vars(kernel_tests).items(), *vars(sampling_tests).items()]
+    modules = kernel_tests, sampling_tests, wide_tests
+    tests = [item for module in modules for item in vars(module).items()]
     return [
         test for name, test in tests if name.startswith("test_") and not _others(test, _marks(test))
     ]

@@ -186,6 +186,7 @@ def test_the_label_that_dequantized_gguf_models_keep_is_ignored(tmp_path: Path) 
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": ROPES["llama3"] | {"low_freq_factor": None}}, "low_freq_factor is missing"),
         ({"eos_token_id": "2"}, "eos_token_id must be a token id"),
+        ({"initializer_range": -0.1}, "initializer_range must not be negative"),
         (
             {"rope_parameters": {"full_attention": {"rope_theta": 1.0}, "sliding_attention": {}}},
             "full_attention differs from sliding_attention",

@@ -1,5 +1,6 @@
 """Choices that the loader makes, random weights, and what is counted."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,21 @@ def test_dummy_weights_need_only_the_configuration(directory: Path, tmp_path: Pa
     assert torch.isfinite(first).all()
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_dummy_weights_are_as_wide_as_the_configuration_says(
+    directory: Path, tmp_path: Path
+) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    for deviation in (0.02, 0.005):
+        fields = config | {"initializer_range": deviation}
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        checkpoint = open_checkpoint(config_of(load_format="dummy"), source_of(tmp_path))
+        weight, gain = torch.empty(100, 200), torch.empty(200)
+        checkpoint.tensor("weight", (100, 200)).copy_to(weight)
+        checkpoint.tensor("norm", (200,)).copy_to(gain)
+        assert 0.97 * deviation < weight.std() < 1.03 * deviation
+        assert gain.eq(1).all()
 
 
 def test_the_format_must_go_with_the_source(directory: Path, tmp_path: Path) -> None:
