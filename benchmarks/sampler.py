@@ -23,6 +23,7 @@ from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling import logprobs, token_choice
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
 from pillion.actors.gpu_worker.sampling.step_end import End, EndRows
+from pillion.actors.gpu_worker.table_writes import TableWrites
 from pillion.kernels.sample import reference as sample_reference
 from pillion.kernels.token_logprobs import reference as logprobs_reference
 from pillion.kernels.update_rows import update_rows
@@ -81,7 +82,9 @@ class Rows:
             )
             for slot in range(num_rows)
         ]  # fmt: skip
-        self.states.add(new)
+        writes = TableWrites(Device(device), self.states.written_tables())
+        self.states.add(new, writes)
+        writes.flush()
         for each in new:
             self.sampler.add(each.slot, each.sampling, tokens, each.num_prompt_tokens)
         self.slots_np = np.arange(num_rows, dtype=np.int32)

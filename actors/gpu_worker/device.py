@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pillion.actors.gpu_worker.host_buffers import HostBuffers
+from pillion.actors.gpu_worker.host_buffers import HostBuffers, SentBuffers
 from pillion.runtime.errors import ConfigError
 
 
@@ -90,6 +90,7 @@ class Device:
         self.is_cuda = device.type == "cuda"
         self._copy_stream = torch.cuda.Stream(device) if self.is_cuda else None  # type: ignore[no-untyped-call]
         self._buffers = HostBuffers()
+        self._sent = SentBuffers(HostBuffers())
 
     def is_lost(self) -> bool:
         """Whether an error has broken the device's context, for good. Waits for all that was launched."""
@@ -109,12 +110,23 @@ class Device:
         tensor = torch.from_numpy(array)
         if not self.is_cuda:
             return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        return self._send(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device))
 
     def write(self, tensor: torch.Tensor, array: npt.NDArray[Any]) -> None:
         """Fills a device tensor of the array's shape and type, ordered as `upload`."""
         source = torch.from_numpy(array)
-        tensor.copy_(source.pin_memory() if self.is_cuda else source, non_blocking=True)
+        if self.is_cuda:
+            self._send(source, tensor)
+        else:
+            tensor.copy_(source)
+
+    def _send(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Fills the target on the device, behind what was launched before."""
+        buffer = self._sent.take(source.nbytes)
+        staged = buffer[: source.nbytes].view(source.dtype).view(source.shape).copy_(source)
+        target.copy_(staged, non_blocking=True)
+        self._sent.sent(buffer, torch.cuda.current_stream(self.device))
+        return target
 
     def upload_int64(self, values: Sequence[int] | npt.NDArray[Any]) -> torch.Tensor:
         """A new int64 tensor, [len(values)]."""

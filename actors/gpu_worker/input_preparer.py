@@ -14,6 +14,7 @@ from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.plan_rows import PlanRows, prompt_logprob_rows
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_inputs import AttentionInputs, StepInputs
+from pillion.actors.gpu_worker.table_writes import TableWrites
 from pillion.kernels.paged_attention import (
     DecodeGather,
     PrefillTiles,
@@ -71,11 +72,13 @@ class InputPreparer:
         self._graphs = graphs
         self._captured = CapturedInputs(device, states, blocks)
         self._constants = self.decode_constants(np.zeros(0, dtype=np.int32))
+        tables = [*states.written_tables(), blocks.table, blocks.capacity]
+        self._writes = TableWrites(device, tables)
 
     def apply(self, plan: StepPlan) -> None:
         """Frees slots, seats new sequences, appends blocks; in this order, once per plan."""
-        self.release(_column(plan.released_slots))
-        self._states.add(plan.new_sequences)
+        self._release(_column(plan.released_slots))
+        self._states.add(plan.new_sequences, self._writes)
         if any(_column(plan.append_groups)):
             raise InvariantBroken(f"plan {plan.plan_id} appends blocks to a group that isn't there")
         append_slots = _column(plan.append_slots)
@@ -87,14 +90,19 @@ class InputPreparer:
             slots.append(np.full(len(blocks[-1]), new.slot, dtype=np.int32))
         slots.append(append_slots)
         blocks.append(_column(plan.append_blocks))
-        self._blocks.append(np.concatenate(slots), np.concatenate(blocks))
+        self._blocks.append(np.concatenate(slots), np.concatenate(blocks), self._writes)
+        self._writes.flush()
 
     def release(self, slots: npt.NDArray[np.int32]) -> None:
         """Frees these slots and takes their blocks."""
+        self._release(slots)
+        self._writes.flush()
+
+    def _release(self, slots: npt.NDArray[np.int32]) -> None:
         if len(slots):
             self._check_slots(slots)
-            self._states.release(slots)
-            self._blocks.clear(slots)
+            self._states.release(slots, self._writes)
+            self._blocks.clear(slots, self._writes)
 
     def rows(self, plan: StepPlan, execution: int) -> PlanRows:
         """The rows that this execution of the plan runs.

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.table_writes import TableWrites
 from pillion.kernels.sampled_step import SlotTables
 from pillion.messages.sampling import MAX_END_TOKEN_IDS
 from pillion.messages.steps import NewSequence
@@ -20,11 +21,11 @@ class RequestStates:
     """Rows 0 .. max_num_seqs - 1 are slots; the last row is scratch and always finished.
 
     The `_np` counters run ahead of the device by the steps in flight. They are exact for a slot that the
-    device has not finished; whether it has, the host learns when the step is collected.
+    device has not finished; whether it has, the host learns when the step is collected. What a plan changes is there
+    at once, and on the device when the TableWrites that it is given to are flushed.
     """
 
     def __init__(self, device: Device, max_num_seqs: int, max_model_len: int) -> None:
-        self._device = device
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         num_rows = max_num_seqs + 1
@@ -57,28 +58,33 @@ class RequestStates:
         # prompts of slots whose prompt log-probabilities were asked for, and how many beside the token's own
         self.prompt_logprobs: dict[int, tuple[npt.NDArray[np.int32], int]] = {}
 
-    def add(self, new_sequences: Sequence[NewSequence]) -> None:
-        """Sequences take free slots, all in a few launches. Raises InvariantBroken if one can't."""
-        if not new_sequences:
-            return
-        tokens = [np.frombuffer(new.token_ids, dtype=np.int32) for new in new_sequences]
-        counters = np.empty((4, len(tokens)), dtype=np.int64)
-        stops = np.full((len(tokens), MAX_END_TOKEN_IDS), -1, dtype=np.int32)
-        for row, (new, known) in enumerate(zip(new_sequences, tokens, strict=True)):
+    def written_tables(self) -> list[torch.Tensor]:
+        """What `add` and `release` write on the device."""
+        return [
+            self.token_table,
+            self.num_computed,
+            self.num_known,
+            self.max_total,
+            self.finished,
+            self.stop_ids,
+        ]
+
+    def add(self, new_sequences: Sequence[NewSequence], writes: TableWrites) -> None:
+        """Sequences take free slots. Raises InvariantBroken if one can't."""
+        for new in new_sequences:
+            tokens = np.frombuffer(new.token_ids, dtype=np.int32)
             max_total = min(new.num_prompt_tokens + new.sampling.max_tokens, self.max_model_len)
-            self._check(new, len(known), max_total)
-            counters[:, row] = new.slot, new.num_computed_tokens, len(known), max_total
-            stops[row, : len(new.sampling.stop_token_ids)] = new.sampling.stop_token_ids
-        for new, known in zip(new_sequences, tokens, strict=True):
-            self._note_tenant(new, known)
-        upload = self._device.upload
-        slots, num_computed, num_known, max_total_tokens = upload(counters)
-        self._write_tokens(counters[0], tokens)
-        self.stop_ids.index_copy_(0, slots, upload(stops))
-        self.num_computed.index_copy_(0, slots, num_computed)
-        self.num_known.index_copy_(0, slots, num_known)
-        self.max_total.index_copy_(0, slots, max_total_tokens)
-        self.finished.index_fill_(0, slots, False)
+            self._check(new, len(tokens), max_total)
+            self._note_tenant(new, tokens)
+            stops = np.full(MAX_END_TOKEN_IDS, -1, dtype=np.int32)
+            stops[: len(new.sampling.stop_token_ids)] = new.sampling.stop_token_ids
+            writes.copy(self.token_table, new.slot, 0, tokens)
+            writes.copy(self.stop_ids, new.slot, 0, stops)
+            slot = (new.slot,)
+            writes.set(self.num_computed, slot, (new.num_computed_tokens,))
+            writes.set(self.num_known, slot, (len(tokens),))
+            writes.set(self.max_total, slot, (max_total,))
+            writes.set(self.finished, slot, (False,))
 
     def _note_tenant(self, new: NewSequence, tokens: npt.NDArray[np.int32]) -> None:
         slot = new.slot
@@ -91,23 +97,13 @@ class RequestStates:
             prompt = tokens[: new.num_prompt_tokens]
             self.prompt_logprobs[slot] = (prompt, new.sampling.prompt_logprobs)
 
-    def _write_tokens(
-        self, slots: npt.NDArray[np.int64], tokens: Sequence[npt.NDArray[np.int32]]
-    ) -> None:
-        """Writes: the beginnings of these slots' rows of token_table."""
-        lengths = np.array([len(known) for known in tokens])
-        before = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        at = np.repeat(slots * self.max_model_len, lengths) + np.arange(lengths.sum()) - before
-        values = self._device.upload(np.concatenate(tokens))
-        self.token_table.view(-1).index_copy_(0, self._device.upload(at), values)
-
-    def release(self, slots: npt.NDArray[np.int32]) -> None:
+    def release(self, slots: npt.NDArray[np.int32], writes: TableWrites) -> None:
         """Frees slots; their rows in later plans are stale. Freeing a free slot changes nothing."""
         self.generation_np[slots] = FREE
         self.finished_np[slots] = True
-        # An assignment of a number to indexed rows would wait for all that was launched.
-        self.finished.index_fill_(0, self._device.upload_int64(slots), True)
-        for slot in slots.tolist():
+        released = slots.tolist()
+        writes.set(self.finished, released, [True] * len(released))
+        for slot in released:
             self.prompt_logprobs.pop(slot, None)
 
     def withhold(self, slots: npt.NDArray[np.integer]) -> None:

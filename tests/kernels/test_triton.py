@@ -50,6 +50,9 @@ from pillion.kernels.token_bitmask import triton_impl as bitmask_triton
 from pillion.kernels.update_rows import cases as update_cases
 from pillion.kernels.update_rows import reference as update_reference
 from pillion.kernels.update_rows import triton_impl as update_triton
+from pillion.kernels.write_tables import cases as tables_cases
+from pillion.kernels.write_tables import reference as tables_reference
+from pillion.kernels.write_tables import triton_impl as tables_triton
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton", "ignore::UserWarning")
 
@@ -182,6 +185,14 @@ def test_update_rows(device: torch.device, case: update_cases.Case) -> None:
     for name in ("token_table", "num_known", "finished"):
         # The last slot is scratch.
         assert torch.equal(getattr(got, name)[:-1], getattr(want, name)[:-1])
+
+
+@pytest.mark.parametrize("case", tables_cases.CASES, ids=str)
+def test_write_tables(device: torch.device, case: tables_cases.Case) -> None:
+    got, want = case.inputs(device), case.inputs(device)
+    tables_triton.write_tables(got.tables.places, got.staged, got.num_pieces)
+    tables_reference.write_tables(want.tables.words, want.staged, want.num_pieces)
+    assert all(map(torch.equal, got.tensors, want.tensors))
 
 
 @pytest.mark.parametrize("case", greedy_cases.CASES, ids=str)

@@ -62,7 +62,7 @@ def test_without_a_graph_there_is_no_replay(on_cpu: tuple[Stages, EngineGeometry
         BareSteps(stages, geometry, 1).replay_ms(Rows(5, PROMPT, ANSWER), 1)
     # Three prompts were more than a step holds, and all of them were read.
     assert stages.states.num_known_np[:5].min() > PROMPT
-    stages.states.release(stages.states.occupied())
+    stages.input_preparer.release(stages.states.occupied())
 
 
 @pytest.mark.parametrize(

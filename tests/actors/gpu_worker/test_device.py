@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pillion.actors.gpu_worker.device import Copies, Device, Download, choose_device
-from pillion.actors.gpu_worker.host_buffers import HostBuffers, page_locked
+from pillion.actors.gpu_worker.host_buffers import HostBuffers, SentBuffers, page_locked
 from pillion.runtime.errors import ConfigError
 
 
@@ -99,6 +99,44 @@ def test_arrays_stay_when_their_buffers_are_used_again(monkeypatch: pytest.Monke
     assert len(made) == 8  # a download is dropped when the next one is there
 
 
+class Copied:
+    """In the place of torch.cuda.Event: a copy that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def record(self, stream: object) -> None:
+        self.is_done = False
+
+    def query(self) -> bool:
+        return self.is_done
+
+
+def test_a_buffer_is_written_again_only_when_the_copy_out_of_it_is_done() -> None:
+    events: list[Copied] = []
+
+    def new_event() -> Copied:
+        events.append(Copied())
+        return events[-1]
+
+    sent = SentBuffers(HostBuffers(lambda size: torch.empty(size, dtype=torch.uint8)), new_event)
+    taken = []
+    for _ in range(3):
+        taken.append(sent.take(300))
+        sent.sent(taken[-1], None)
+    assert len({buffer.data_ptr() for buffer in taken}) == 3
+    events[1].is_done = True  # but not the first one
+    fourth = sent.take(300)
+    assert all(fourth is not buffer for buffer in taken)
+    sent.sent(fourth, None)
+    events[0].is_done = True
+    again = [sent.take(300), sent.take(300)]
+    assert {id(buffer) for buffer in again} == {id(taken[0]), id(taken[1])}
+    assert sent.take(300) is not taken[2]
+    sent.sent(again[0], None)
+    assert len(events) == 4  # they are used again too
+
+
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -133,3 +171,31 @@ def test_copies_on_cuda_arrive_when_waited_for() -> None:
     doubled = device.upload(array) * 2
     (result,) = device.download([doubled]).wait()
     np.testing.assert_array_equal(result, array * 2)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_uploads_use_their_memory_again_and_arrive_as_they_were() -> None:
+    device = Device(torch.device("cuda", 0))
+    made: list[torch.Tensor] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        made.append(page_locked(num_bytes))
+        return made[-1]
+
+    device._sent = SentBuffers(HostBuffers(allocate))
+    target = torch.zeros(700, dtype=torch.int32, device=device.device)
+    found, wanted = [], []
+    for step in range(300):
+        arrays = [np.arange(700, dtype=np.int32) + step, np.arange(step) % 3 == 0]
+        torch.cuda.set_sync_debug_mode("error")
+        device.write(target, arrays[0])
+        found.append((target.clone(), device.upload(arrays[1])))
+        torch.cuda.set_sync_debug_mode("default")
+        wanted.append(arrays)
+        if step % 50 == 49:
+            torch.cuda.synchronize()
+    for tensors, arrays in zip(found, wanted, strict=True):
+        for tensor, array in zip(tensors, arrays, strict=True):
+            np.testing.assert_array_equal(tensor.cpu().numpy(), array, strict=True)
+    assert len(made) <= 150  # those of 50 steps in three sizes

@@ -30,9 +30,9 @@ def test_a_largest_step_asks_for_everything(
     prompts: list[tuple[int, int, int]] = []
     add, of_prompt = type(stages.states).add, OutputProcessor._prompt_logprobs
 
-    def note_seated(self, new_sequences) -> None:  # type: ignore[no-untyped-def]
+    def note_seated(self, new_sequences, writes) -> None:  # type: ignore[no-untyped-def]
         samplings.extend(new.sampling for new in new_sequences)
-        add(self, new_sequences)
+        add(self, new_sequences, writes)
 
     def note_prompt(self: OutputProcessor, rows: PromptLogprobRows, x: torch.Tensor) -> Download:
         prompts.append((len(rows.token_ids_np), rows.num_top, len(x)))

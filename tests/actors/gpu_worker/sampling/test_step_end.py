@@ -11,6 +11,7 @@ from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
 from pillion.actors.gpu_worker.sampling.step_end import End, EndResult, EndRows, launch_end
+from pillion.actors.gpu_worker.table_writes import TableWrites
 from pillion.kernels.update_rows import update_rows
 from pillion.messages.codec import pack_ids
 from pillion.messages.sampling import TokenSampling
@@ -66,7 +67,9 @@ class Rig:
             )
             for slot, each in enumerate(sampling)
         ]
-        self.states.add(new)
+        writes = TableWrites(Device(CPU), self.states.written_tables())
+        self.states.add(new, writes)
+        writes.flush()
         for each in new:
             tokens = np.frombuffer(each.token_ids, dtype=np.int32)
             self.sampler.add(each.slot, each.sampling, tokens, each.num_prompt_tokens)
