@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec.structs import replace
+
 import pillion
 from pillion.messages.control import (
     ActorStats,
@@ -131,12 +133,21 @@ class StatusBoard:
             uptime_s=age_s(pid),
             ready_after_s=self.ready_after_s,
             start_phases=[(each.actor, each.phase, each.duration_ms) for each in self._phases],
-            geometry=self.geometry,
+            geometry=self._geometry_by_now(),
             actors=[launcher, *(self._actor(child, progress) for child in children)],
             failure=self.failure,
             not_ready=self.not_ready(children),
             ended_cpu_seconds=ended_cpu_seconds(),
         )
+
+    def _geometry_by_now(self) -> EngineGeometry | None:
+        """With the memory of the graphs that the worker has captured since it was ready."""
+        geometry = self.geometry
+        if geometry is None:
+            return None
+        stats = self._stats.latest("gpu_worker", geometry.epoch)
+        taken_bytes = stats.gauges.get("graphs_bytes") if stats else None
+        return replace(geometry, graphs_bytes=taken_bytes) if taken_bytes else geometry
 
     def _what_is_missing(self, children: Collection[Child]) -> str:
         missing = [child.name for child in children if child.state != "running"]

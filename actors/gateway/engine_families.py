@@ -145,7 +145,7 @@ def _write_memory(page: Exposition, geometry: EngineGeometry | None) -> None:
     page.family(
         "pillion_device_memory_bytes",
         "gauge",
-        "What the worker's memory is for, as measured when it started",
+        "What the worker's memory is for, as measured when it started; graphs: when the last one was captured",
         [("", {"use": use}, size) for use, size in uses.items()],
     )
     page.one(

@@ -51,6 +51,8 @@ class BareSteps:
 
     def __init__(self, stages: Stages, geometry: EngineGeometry, steps_in_flight: int) -> None:
         self._stages = stages
+        if stages.capturer is not None:
+            stages.capturer.capture_all()
         self._geometry = geometry
         self._worker: Worker = stages.worker(_EPOCH, steps_in_flight)
         self._rng = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,20 @@ import torch
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
 from pillion.actors.gpu_worker.sampling.step_end import End, EndResult, EndRows, launch_end
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """What is launched inside is captured, in memory of the pool. Waits for the device.
+
+    After an error launches go to the stream that they went to before, and what other threads do is none.
+    """
+    stream = torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
+    finally:
+        torch.cuda.set_stream(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,7 @@ class EndCapturer:
     ) -> _CapturedEnd:
         """Of launches whose kernels are compiled and loaded."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with capturing(graph, self._pool):
             self.launch(end, logits, rows, result)
         return _CapturedEnd(graph, result)
 

@@ -114,8 +114,12 @@ def compile_ahead(config: EngineConfig) -> Compilation | None:
     """Starts the processes; None where nothing is to be compiled, or not by others."""
     if not _has_device(config) or len(os.sched_getaffinity(0)) < _FEWEST_CORES:
         return None
-    mark = _cache_dir() / f"pillion-{_fingerprint(config)}"
-    return None if mark.exists() else _start(config, mark)
+    return None if has_compiled(config) else _start(config, _mark(config))
+
+
+def has_compiled(config: EngineConfig) -> bool:
+    """Whether the processes of an earlier start have compiled all that this one needs."""
+    return _mark(config).exists()
 
 
 def check_ahead(config: EngineConfig) -> Compilation | None:
@@ -151,6 +155,10 @@ def _start(config: EngineConfig, mark: Path | None) -> Compilation | None:
         for part in range(num_parts)
     ]
     return Compilation(processes, mark, config.tuning_seconds)
+
+
+def _mark(config: EngineConfig) -> Path:
+    return _cache_dir() / f"pillion-{_fingerprint(config)}"
 
 
 def _cache_dir() -> Path:

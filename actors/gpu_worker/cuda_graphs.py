@@ -1,14 +1,14 @@
 """Steps captured as CUDA graphs: decode rows per padded number of rows, mixed ones per number of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
-from pillion.actors.gpu_worker.captured_ends import CapturedEnds, EndCapturer
-from pillion.actors.gpu_worker.mixed_table import MixedShape
+from pillion.actors.gpu_worker.captured_ends import CapturedEnds, EndCapturer, capturing
+from pillion.actors.gpu_worker.mixed_table import GraphSize, MixedShape
 from pillion.actors.gpu_worker.model_executor import ModelExecutor, ModelOutput
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
@@ -26,6 +26,9 @@ _LARGE_STEP: Final = 64
 # Tokens of mixed steps, and the rows that most of them have.
 _MIXED_TOKENS: Final = (128, 256, 512, 1024, 2048, 4096, 8192)
 _FEW_ROWS: Final = 16
+# A worker is ready with graphs of so many decode rows, and of mixed steps of so many tokens.
+_FIRST_ROWS: Final = 8
+_FIRST_TOKENS: Final = 256
 # A mixed step with so much to multiply keeps a device busy for longer than its launches take one by one.
 _FLOP_WORTH_A_GRAPH: Final = 10e12
 # What one layer of a captured step takes on the device: 8 to 13 launches of about 20 KiB.
@@ -117,6 +120,8 @@ class GraphTable:
 
     _decode: dict[int, DecodeGraph] = field(default_factory=dict)
     _mixed: list[MixedGraph] = field(default_factory=list)
+    # numbers of rows whose logits the start has computed, ascending
+    sample_rows: Sequence[int] = ()
 
     def add(self, graph: DecodeGraph) -> None:
         """From now on steps of up to this many decode rows may use it."""
@@ -134,10 +139,9 @@ class GraphTable:
         Products of a size that is new make the library load another kernel, and that waits for all that was
         launched; so there are few sizes, all of which the start has run.
         """
-        if num_rows <= 1 or not self._decode:
+        if num_rows <= 1:
             return num_rows
-        most = max(self._decode)
-        return min(_FEW_ROWS, most) if num_rows <= _FEW_ROWS else most
+        return next((size for size in self.sample_rows if size >= num_rows), num_rows)
 
     def find(self, num_rows: int) -> DecodeGraph | None:
         """The smallest graph with room for so many decode rows."""
@@ -151,18 +155,16 @@ class GraphTable:
     ) -> MixedGraph | None:
         """The smallest graph with room for a step with prefill rows."""
         for graph in self._mixed:
-            shape = graph.shape
-            if (
-                shape.num_tokens >= num_tokens
-                and shape.num_rows >= num_rows
-                and shape.num_prefill_rows >= num_prefill_rows
-            ):
+            if graph.shape.has_room(num_tokens, num_rows, num_prefill_rows):
                 return graph
         return None
 
 
 class GraphCapturer:
-    """Captures graphs one by one, smallest first, with rows that are all masked."""
+    """Captures graphs one by one, smallest first, with rows that are all masked.
+
+    Steps may be launched meanwhile: a capture waits for them, and changes nothing that they or others read.
+    """
 
     def __init__(
         self,
@@ -180,24 +182,53 @@ class GraphCapturer:
         self._table = table
         self._mixed_inputs = mixed_inputs
         self.shapes = shapes
+        self.sizes: Sequence[GraphSize] = [*graph_sizes(states.max_num_seqs), *shapes]
+        self.left: list[GraphSize] = [*self.sizes]
         self._pool = torch.cuda.graph_pool_handle()
         self._end_capturer = EndCapturer(states, sampler, self._pool)
         # [most rows, vocab_size] float32
         self._logits: torch.Tensor | None = None
 
-    def capture_all(self) -> None:
-        """Captures every size; runs its kernels once before, so that all are compiled and loaded."""
-        for num_rows in graph_sizes(self._states.max_num_seqs):
-            self.capture_decode(num_rows)
-        for shape in self.shapes:
-            self.capture_mixed(shape)
+    def capture_first(self) -> None:
+        """Captures the sizes that a worker is ready with, and runs what no capture that is left would run first."""
+        for size in [size for size in self.left if _is_first(size)]:
+            self.capture(size)
         self.warm_up_ends()
+        self._warm_up_head()
+
+    def capture_all(self) -> None:
+        """Captures every size that is left, and the first ones before."""
+        self.capture_first()
+        for size in [*self.left]:
+            self.capture(size)
+
+    def capture(self, size: GraphSize) -> None:
+        """One that is left; runs its kernels once before, so that all are compiled and loaded. Waits for the device."""
+        if isinstance(size, MixedShape):
+            self.capture_mixed(size)
+        else:
+            self.capture_decode(size)
+        self.left.remove(size)
 
     @torch.inference_mode()
     def warm_up_ends(self) -> None:
         """Runs every kind of end once: most are captured only when a step needs them."""
         self._end_capturer.warm_up()
         torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def _warm_up_head(self) -> None:
+        """Computes logits of the numbers of rows to which steps without a graph are padded."""
+        graph = self._table.find(1)
+        if graph is None:
+            raise InvariantBroken("no step is captured")
+        most = self._states.max_num_seqs
+        sample_rows = sorted({min(_FEW_ROWS, most), most})
+        for num_rows in sample_rows:
+            hidden = graph.step.hidden.new_zeros((num_rows, graph.step.hidden.shape[1]))
+            self._executor.compute_logits(hidden)
+        torch.cuda.synchronize()
+        self._table.sample_rows = sample_rows
 
     @torch.inference_mode()
     def capture_decode(self, num_rows: int) -> None:
@@ -229,9 +260,15 @@ class GraphCapturer:
         if self._logits is None:
             self._logits = found.new_empty((self._states.max_num_seqs, found.shape[1]))
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with capturing(graph, self._pool):
             inputs, hidden, logits = forward(self._logits[:num_rows])
         rows = EndRows(inputs.slots, inputs.sample_valid, inputs.advance)
         ends = CapturedEnds(self._end_capturer, logits, rows)
         ends.capture(End.GREEDY)
         return CapturedStep(inputs, hidden, logits, graph, ends)
+
+
+def _is_first(size: GraphSize) -> bool:
+    if isinstance(size, MixedShape):
+        return size.num_tokens <= _FIRST_TOKENS
+    return size <= _FIRST_ROWS

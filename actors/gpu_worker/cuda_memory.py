@@ -1,15 +1,12 @@
 """What the memory of a CUDA device is for, by measurement."""
 
 import logging
+from collections.abc import Callable
 
 import torch
 
 from pillion.actors.gpu_worker.blueprint import Blueprint
-from pillion.actors.gpu_worker.cuda_graphs import (
-    GraphCapturer,
-    expected_graph_bytes,
-    mixed_shapes,
-)
+from pillion.actors.gpu_worker.cuda_graphs import expected_graph_bytes, mixed_shapes
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.limits import (
     DeviceLedger,
@@ -36,20 +33,31 @@ def held_bytes(device: Device) -> int:
     return all_bytes - free_bytes
 
 
-def capture(device: Device, capturer: GraphCapturer, kept_bytes: int) -> int:
-    """Captures all steps, for which so much memory was kept; returns how much it took."""
-    torch.cuda.empty_cache()
-    before = held_bytes(device)
-    capturer.capture_all()
-    torch.cuda.empty_cache()
-    taken_bytes = max(0, held_bytes(device) - before)
-    if taken_bytes > kept_bytes:
-        logger.warning(
-            "graphs took %.1f MiB of the device, %.1f MiB more than the KV cache has left for them",
-            taken_bytes / 2**20,
-            (taken_bytes - kept_bytes) / 2**20,
-        )
-    return taken_bytes
+class GraphMeter:
+    """What graphs take of the device's memory: one capture is measured apart from the other, as steps run between."""
+
+    def __init__(self, device: Device, kept_bytes: int) -> None:
+        """`kept_bytes`: what the KV cache has left for them."""
+        self.taken_bytes = 0
+        self._device = device
+        self._kept_bytes = kept_bytes
+
+    def measure(self, capture: Callable[[], None]) -> None:
+        """Calls it, and counts what stays taken."""
+        torch.cuda.empty_cache()
+        before = held_bytes(self._device)
+        capture()
+        torch.cuda.empty_cache()
+        self.taken_bytes += max(0, held_bytes(self._device) - before)
+
+    def warn_if_more(self) -> None:
+        """That it is more than was kept for them."""
+        if self.taken_bytes > self._kept_bytes:
+            logger.warning(
+                "graphs took %.1f MiB of the device, %.1f MiB more than the KV cache has left for them",
+                self.taken_bytes / 2**20,
+                (self.taken_bytes - self._kept_bytes) / 2**20,
+            )
 
 
 def measured_limits(blueprint: Blueprint, loaded: LoadedModel) -> tuple[WorkerLimits, DeviceLedger]:

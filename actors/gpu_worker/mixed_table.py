@@ -22,6 +22,14 @@ class MixedShape(NamedTuple):
     num_rows: int
     num_prefill_rows: int
 
+    def has_room(self, num_tokens: int, num_rows: int, num_prefill_rows: int) -> bool:
+        """For a step of so many."""
+        return (
+            self.num_tokens >= num_tokens
+            and self.num_rows >= num_rows
+            and self.num_prefill_rows >= num_prefill_rows
+        )
+
     @property
     def num_queries(self) -> int:
         """Queries of one piece of a prefill row."""
@@ -41,6 +49,10 @@ class MixedShape(NamedTuple):
     def size(self) -> int:
         """Numbers in the table."""
         return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in self.sizes())
+
+
+# Of a captured step: its decode rows, or what one with prefill rows has room for.
+GraphSize = int | MixedShape
 
 
 @dataclass(frozen=True, slots=True)

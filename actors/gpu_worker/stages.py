@@ -9,6 +9,7 @@ from pillion.actors.gpu_worker.cuda_graphs import GraphCapturer, GraphTable, mix
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.late_graphs import LateGraphs
 from pillion.actors.gpu_worker.limits import WorkerLimits
 from pillion.actors.gpu_worker.lone_tokens import LoneTokenExecutor
 from pillion.actors.gpu_worker.model_executor import Model, ModelExecutor
@@ -33,6 +34,8 @@ class Stages:
     # captures steps; None on the CPU, and where the tables are only for a probe
     capturer: GraphCapturer | None
     kv_cache: KvCache
+    # of the worker that serves, on a device where steps are captured
+    late_graphs: LateGraphs | None = None
 
     @classmethod
     def build(
@@ -90,8 +93,12 @@ class Stages:
         epoch: int,
         steps_in_flight: int,
         self_test: Callable[[], str | None] | None = None,
+        late_graphs: LateGraphs | None = None,
     ) -> Worker:
-        """A worker without plans. On the CPU a launch returns when the step is done, so nothing is in flight."""
+        """A worker without plans; with `late_graphs` it captures them between steps.
+
+        On the CPU a launch returns when the step is done, so nothing is in flight.
+        """
         plans = PlanQueue()
         steps = StepPipeline(
             epoch,
@@ -102,7 +109,8 @@ class Stages:
             self.output_processor,
             FailedSteps(self_test),
             on_failed=plans.await_fresh,
+            late_graphs=late_graphs,
         )
         if not self.device.is_cuda:
             steps_in_flight = 1
-        return Worker(plans, steps, self.output_processor, steps_in_flight)
+        return Worker(plans, steps, self.output_processor, steps_in_flight, late_graphs)

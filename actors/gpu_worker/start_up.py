@@ -9,9 +9,10 @@ from typing import Final
 import torch
 
 from pillion.actors.gpu_worker.blueprint import Blueprint
-from pillion.actors.gpu_worker.compile_ahead import Compilation, check_ahead
+from pillion.actors.gpu_worker.compile_ahead import Compilation, check_ahead, has_compiled
+from pillion.actors.gpu_worker.cuda_graphs import GraphCapturer
 from pillion.actors.gpu_worker.cuda_memory import (
-    capture,
+    GraphMeter,
     held_bytes,
     measured_limits,
     total_bytes,
@@ -24,6 +25,7 @@ from pillion.actors.gpu_worker.device import (
 from pillion.actors.gpu_worker.faults import FaultyExecutor
 from pillion.actors.gpu_worker.host_memory import free_memory_bytes
 from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.late_graphs import LateGraphs
 from pillion.actors.gpu_worker.limits import (
     DeviceLedger,
     WorkerLimits,
@@ -57,9 +59,10 @@ def start_worker(
     progress: Progress | None = None,
     compilation: Compilation | None = None,
 ) -> tuple[Worker, EngineGeometry]:
-    """A worker that has run a step; as `start_stages`."""
+    """A worker that has run a step, and captures between steps what is left; as `start_stages`."""
     stages, geometry = start_stages(config, epoch, end_phase, progress, compilation)
-    return stages.worker(epoch, config.steps_in_flight, partial(self_test, stages)), geometry
+    test = partial(self_test, stages)
+    return stages.worker(epoch, config.steps_in_flight, test, stages.late_graphs), geometry
 
 
 def start_stages(
@@ -72,7 +75,8 @@ def start_stages(
     """Loads the model, sizes the KV pool and runs a first step; `end_phase` hears what is done.
 
     Waits for `compilation`, whose processes use the device's memory, before the pool is sized. Starts one where
-    products are to be tuned that no earlier start has tuned.
+    products are to be tuned that no earlier start has tuned. With no kernel left to compile or tune, only small steps
+    are captured.
 
     Each layer of a step that is no graph is stamped in `progress`: on a CPU it may take long, and on a CUDA device
     its kernels may have to be compiled.
@@ -116,13 +120,24 @@ def start_stages(
     warm_up(stages, limits, blueprint.shape.block_size, WARM_UP_TOKENS)
     end_phase("warm-up")
     if stages.capturer is not None and ledger is not None:
-        graphs_bytes = capture(device, stages.capturer, ledger.graphs_bytes)
-        ledger = replace(ledger, graphs_bytes=graphs_bytes)
+        meter = GraphMeter(device, ledger.graphs_bytes)
+        is_all_compiled = compilation is None and has_compiled(config)
+        late_graphs = capture_steps(stages.capturer, meter, is_all_compiled=is_all_compiled)
+        stages = replace(stages, late_graphs=late_graphs)
+        ledger = replace(ledger, graphs_bytes=meter.taken_bytes)
         end_phase("graphs")
     flags = fault_flags_of(config, "gpu_worker")
     if flags:
         stages = replace(stages, executor=FaultyExecutor(loaded.model, kv_cache, flags, epoch))
     return stages, _geometry(blueprint, epoch, loaded, limits, kv_cache, ledger)
+
+
+def capture_steps(
+    capturer: GraphCapturer, meter: GraphMeter, *, is_all_compiled: bool
+) -> LateGraphs:
+    """Captures what a worker is ready with; all, if a later capture might have to compile a kernel."""
+    meter.measure(capturer.capture_first if is_all_compiled else capturer.capture_all)
+    return LateGraphs(capturer, meter)
 
 
 def _open_device(config: EngineConfig) -> Device:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.forward_step import ForwardStep, MaskPatience
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
+from pillion.actors.gpu_worker.late_graphs import LateGraphs
 from pillion.actors.gpu_worker.launched_steps import LaunchedStep, LaunchedSteps
 from pillion.actors.gpu_worker.model_executor import ModelExecutor
 from pillion.actors.gpu_worker.output_processor import OutputProcessor, PendingOutput, StepIdentity
@@ -46,8 +47,9 @@ class StepPipeline:
         output_processor: OutputProcessor,
         failed_steps: FailedSteps,
         on_failed: Callable[[], None],
+        late_graphs: LateGraphs | None = None,
     ) -> None:
-        """`on_failed`: what was planned behind a step that failed is void."""
+        """`on_failed`: what was planned behind a step that failed is void. `late_graphs` hears of every step."""
         self.outgoing: list[tuple[str, RingMessage]] = []
         self.has_worked = False  # a step came out well
         self.end_error: Exception | None = None
@@ -61,6 +63,7 @@ class StepPipeline:
         self._output_processor = output_processor
         self._failed = failed_steps
         self._on_failed = on_failed
+        self._late_graphs = late_graphs
         self._next_step_id = 0
         self._launched = LaunchedSteps()
         self._patience = MaskPatience(launches_queue=device.is_cuda)
@@ -93,6 +96,9 @@ class StepPipeline:
             sequence_ids = rows_of(self._states, plan, rows)
             if len(rows):
                 self.step_counters.step_begins(started_ns)
+                if self._late_graphs is not None:
+                    # An answer that is held back may wait for an execution of the same plan.
+                    self._late_graphs.before_step(rows, started_ns, may_wait=not execution)
                 inputs = self._input_preparer.prepare(rows)
                 prepared_ns = clock_ns()
                 self.open = ForwardStep(

@@ -4,6 +4,7 @@ from typing import assert_never
 
 import torch
 
+from pillion.actors.gpu_worker.late_graphs import LateGraphs
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
 from pillion.actors.gpu_worker.plan_queue import PlanQueue
 from pillion.actors.gpu_worker.step_pipeline import StepPipeline
@@ -32,17 +33,19 @@ class Worker:
         steps: StepPipeline,
         output_processor: OutputProcessor,
         steps_in_flight: int,
+        late_graphs: LateGraphs | None = None,
     ) -> None:
-        """`plans` hears of the failed ones among `steps`."""
+        """`plans` hears of the failed ones among `steps`; `late_graphs` are captured while there is nothing to do."""
         self.finished = False
         self._plans = plans
         self._steps = steps
         self._output_processor = output_processor
         self._steps_in_flight = steps_in_flight
+        self._late_graphs = late_graphs
         self._held: list[tuple[str, RingMessage]] = []  # an answer until the next step is launched
         self.outgoing = steps.outgoing
         self.counters = steps.step_counters.counters
-        self.gauges: dict[str, int | float | str] = {}
+        self.gauges = {} if late_graphs is None else late_graphs.gauges
         self.waits_for_device = False
 
     @property
@@ -102,7 +105,13 @@ class Worker:
             self.waits_for_device = 0 < num_launched == steps.num_launched
         if steps.end_error is not None:
             self.finished = True
-        return now_ns if self.has_work else None
+        return now_ns if self.has_work else self._rest(now_ns)
+
+    def _rest(self, now_ns: int) -> int | None:
+        """There is nothing to do. Returns when to be back; None: after a message."""
+        if self._late_graphs is None or self.finished:
+            return None
+        return self._late_graphs.when_idle(now_ns)
 
     @property
     def has_work(self) -> bool:

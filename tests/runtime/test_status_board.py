@@ -4,6 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_actor import geometry
+from msgspec.structs import replace
 
 from pillion.messages.control import ActorStats
 from pillion.runtime import status_board
@@ -40,3 +42,29 @@ def test_rates_are_of_one_life(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         assert rates_of(board, epoch) == rates
     assert rates_of(board, 3) == {}
+
+
+def test_the_memory_of_graphs_is_what_the_worker_that_lives_said_last() -> None:
+    board = StatusBoard(EngineConfig(model="m"))
+
+    def graphs_bytes(epoch: int) -> int:
+        """At the end of this life's start 7."""
+        board.geometry = replace(geometry(epoch), graphs_bytes=7)
+        found = board.status([], lambda _: Sign(0, False)).geometry
+        assert found is not None
+        assert replace(found, graphs_bytes=7) == board.geometry
+        return found.graphs_bytes
+
+    def say(epoch: int, **gauges: int | float | str) -> None:
+        time_ns = len(gauges)
+        board.note_stats(
+            ActorStats(actor="gpu_worker", epoch=epoch, counters={}, gauges=gauges, time_ns=time_ns)
+        )
+
+    assert board.status([], lambda _: Sign(0, False)).geometry is None
+    assert graphs_bytes(1) == 7
+    say(1)  # as on a CPU
+    assert graphs_bytes(1) == 7
+    say(1, graphs=3, graphs_bytes=30)
+    assert graphs_bytes(1) == 30
+    assert graphs_bytes(2) == 7

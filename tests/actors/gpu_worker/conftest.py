@@ -14,6 +14,7 @@ from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.faults import FaultyExecutor
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
+from pillion.actors.gpu_worker.late_graphs import LateGraphs
 from pillion.actors.gpu_worker.output_processor import OutputProcessor
 from pillion.actors.gpu_worker.plan_queue import PlanQueue
 from pillion.actors.gpu_worker.request_states import RequestStates
@@ -263,7 +264,11 @@ class Rig:
         return tokens
 
 
-def make_rig(steps_in_flight: int = 1, fault_flags: tuple[str, ...] = ()) -> Rig:
+def make_rig(
+    steps_in_flight: int = 1,
+    fault_flags: tuple[str, ...] = (),
+    late_graphs: LateGraphs | None = None,
+) -> Rig:
     """A fresh worker; every KV block is poisoned, so that whatever is read too far shows."""
     cpu = torch.device("cpu")
     device = Device(cpu)
@@ -290,8 +295,9 @@ def make_rig(steps_in_flight: int = 1, fault_flags: tuple[str, ...] = ()) -> Rig
         output_processor,
         FailedSteps(partial(self_test, stages)),
         on_failed=plans.await_fresh,
+        late_graphs=late_graphs,
     )
-    worker = Worker(plans, steps, output_processor, steps_in_flight)
+    worker = Worker(plans, steps, output_processor, steps_in_flight, late_graphs)
     return Rig(model=model, kv_cache=kv_cache, states=states, worker=worker)
 
 

@@ -18,6 +18,7 @@ from pillion.actors.gpu_worker.compile_ahead import (
     Compilation,
     check_ahead,
     compile_ahead,
+    has_compiled,
 )
 from pillion.actors.gpu_worker.compile_part import compile_part
 from pillion.actors.gpu_worker.lone_tokens import LoneTokenExecutor
@@ -91,8 +92,11 @@ class TestCompileAhead:
     def test_a_second_start_finds_the_mark(self, started: list[list[str]]) -> None:
         compilation = compile_ahead(config())
         assert compilation is not None
+        assert not has_compiled(config())
         compilation.wait()
         assert compile_ahead(config()) is None
+        assert has_compiled(config())
+        assert not has_compiled(config(max_num_seqs=8))
         other = compile_ahead(config(max_num_seqs=8))
         assert other is not None
         other.wait()

@@ -14,7 +14,7 @@ from tiny_worker import tiny_config
 from pillion.actors.gpu_worker import cuda_memory as module
 from pillion.actors.gpu_worker import start_up
 from pillion.actors.gpu_worker.blueprint import Blueprint
-from pillion.actors.gpu_worker.cuda_memory import capture, measured_limits
+from pillion.actors.gpu_worker.cuda_memory import GraphMeter, measured_limits
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.models.loader import load_model
 from pillion.runtime.errors import ConfigError
@@ -88,12 +88,16 @@ def test_what_the_largest_step_has_loaded_is_in_use(
 def test_graphs_that_take_more_than_was_kept_for_them_are_told(
     kept: int, memory: FakeMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def capture_all() -> None:
-        memory.held += 50 * MIB
+    def capture() -> None:
+        memory.held += 25 * MIB
 
-    capturer: Any = SimpleNamespace(capture_all=capture_all)
+    meter = GraphMeter(Device(torch.device("cpu")), kept)
     with caplog.at_level(logging.WARNING):
-        assert capture(Device(torch.device("cpu")), capturer, kept) == 50 * MIB
+        meter.measure(capture)
+        memory.held += 300 * MIB  # what steps between two captures take
+        meter.measure(capture)
+        meter.warn_if_more()
+    assert meter.taken_bytes == 50 * MIB
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == (1 if kept < 50 * MIB else 0)
     assert all("50.0 MiB of the device, 1.0 MiB more" in line for line in told)

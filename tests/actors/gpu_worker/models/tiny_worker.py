@@ -75,8 +75,8 @@ class TinyWorker:
         return self.rest()
 
     def rest(self) -> list[StepOutput]:
-        """Runs what was given until the worker rests, or ends."""
-        while not self.worker.finished and self.worker.tick(0) is not None:
+        """Runs what was given until the worker rests, or ends; it may want to be back later."""
+        while not self.worker.finished and self.worker.tick(0) == 0:
             pass
         sent = self.worker.outgoing
         found = [
