@@ -1,8 +1,8 @@
 """Attention of one new token per row over its paged KV cache, split along the sequence.
 
 A program owns one row, one KV head (with the query heads that share it; of more than 16 an equal part) and one
-split of the row's blocks. The program that finishes last for its row and head merges the splits, so there is no
-second kernel.
+split of the row's blocks. The longer a row is beside the others, the more splits it has: the longest does not hold
+up the launch. The program that finishes last for its row and head merges the splits, so there is no second kernel.
 """
 
 import functools
@@ -17,15 +17,42 @@ _LOG2_E = 1.4426950408889634
 # Query heads of a program at most.
 _MOST_HEADS = 16
 # Programs of a split launch at most.
-_MOST_PROGRAMS = 4096
-# Up to so many pairs of a row and a KV head: tokens per step and splits, for heads of up to 64 and of more
-# elements, and for more pairs than that.
+_MOST_PROGRAMS = 8192
+# Up to so many pairs of a row and a KV head: tokens per step, and splits of a row that is as long as others, for heads
+# of up to 64 and of more elements, and for more pairs than that.
 _NARROW = {32: (32, 16), 128: (32, 8), 320: (32, 4), 512: (16, 4), 700: (16, 2)}
 _WIDE = {32: (16, 16), 128: (16, 8), 256: (16, 4)}
 _MANY = ((32, 1), (16, 1))
+# A row may have so many times the splits of one that is as long as others.
+_UNEVEN = 2
 # Pairs with which layers are faster if the launch behind is let in at once, for narrow and wide heads; measured with
 # `benchmarks/tune_fused_linear.py`.
 _EARLY = (range(33, 129), range(33, 513))
+
+
+@triton.jit
+def _tokens_of_a_split(
+    span, seq_lens_ptr, WINDOW: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Where a row attends `span` tokens, and one that attends as many as rows do on average has SPLITS splits."""
+    splits = 1
+    if MOST_SPLITS > 1:
+        num_rows = tl.num_programs(0)
+        lane = tl.arange(0, 256)
+        sums = tl.zeros((256,), dtype=tl.int32)
+        for first in range(0, num_rows, 256):
+            spans = tl.load(seq_lens_ptr + first + lane, mask=first + lane < num_rows, other=0)
+            if WINDOW > 0:
+                spans = tl.minimum(spans, WINDOW)
+            sums += spans
+        share = tl.cdiv(tl.sum(sums, axis=0), num_rows * SPLITS)
+        if SPLITS == 1:
+            # A second split for a few tokens more would cost more than it saves.
+            share += share // 4
+        splits = tl.minimum(tl.cdiv(span, tl.maximum(share, BLOCK_T)), MOST_SPLITS)
+        splits = tl.maximum(splits, 1)
+    return tl.cdiv(tl.cdiv(span, splits), BLOCK_T) * BLOCK_T
 
 
 @triton.jit
@@ -96,6 +123,7 @@ def decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     SPLITS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -113,7 +141,7 @@ def decode_attention_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(seq_len - WINDOW, 0)
-    chunk = tl.cdiv(tl.cdiv(seq_len - first, SPLITS), BLOCK_T) * BLOCK_T
+    chunk = _tokens_of_a_split(seq_len - first, seq_lens_ptr, WINDOW, BLOCK_T, SPLITS, MOST_SPLITS)
     start = first + split * chunk
     end = tl.minimum(start + chunk, seq_len)
     g = tl.arange(0, 16)
@@ -168,7 +196,7 @@ def decode_attention_kernel(
         tl.store(out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=out_mask)
         return
     pair = row * NUM_KV_HEADS + kv_head
-    first_part = pair.to(tl.int64) * SPLITS
+    first_part = pair.to(tl.int64) * MOST_SPLITS
     part = first_part + split
     tl.store(
         partial_ptr + (part * GROUP + g)[:, None] * PADDED_DIM + d[None, :],
@@ -183,7 +211,7 @@ def decode_attention_kernel(
         return
     tl.store(arrivals_ptr + pair, 0)
     merged = _merge(
-        partial_ptr, stats_ptr, first_part, active, SPLITS, GROUP, PADDED_GROUP, PADDED_DIM
+        partial_ptr, stats_ptr, first_part, active, MOST_SPLITS, GROUP, PADDED_GROUP, PADDED_DIM
     )
     g = tl.arange(0, PADDED_GROUP)
     head = kv_head * GROUP + g
@@ -218,6 +246,7 @@ class Setting(NamedTuple):
     """How the work is cut: tokens per step of a program, its warps, loads in flight, splits of a sequence.
 
     `early`: the launch behind is let in from the start on, so that it can ask for its weights meanwhile.
+    `most_splits`: of a sequence that is longer than the others; 0: no more than of all.
     """
 
     block_tokens: int
@@ -225,21 +254,29 @@ class Setting(NamedTuple):
     stages: int
     splits: int
     early: bool = False
+    most_splits: int = 0
 
 
 def best_setting(num_pairs: int, head_dim: int) -> Setting:
     """For so many pairs of a row and a KV head, the same for every length.
 
     Measured with `benchmarks/tune_decode_attention.py` on an H200 for rows of 512 tokens and of 160 to 1,280:
-    programs of one warp, which never waits for another, and more splits than equal rows need, for the longest
-    of others.
+    programs of one warp, which never waits for another.
     """
     is_wide = head_dim > 64
     table = _WIDE if is_wide else _NARROW
     block_tokens, splits = next(
         (setting for most, setting in table.items() if num_pairs <= most), _MANY[is_wide]
     )
-    return Setting(block_tokens, 1, 3, splits, early=num_pairs in _EARLY[is_wide])
+    most_splits = splits * _UNEVEN if num_pairs * splits * _UNEVEN <= _MOST_PROGRAMS else splits
+    return Setting(
+        block_tokens,
+        1,
+        3,
+        splits,
+        early=num_pairs in _EARLY[is_wide],
+        most_splits=most_splits,
+    )
 
 
 def parts_of(group: int) -> int:
@@ -272,13 +309,12 @@ def decode_attention(
     dim = max(16, triton.next_power_of_2(head_dim))
     num_pairs = num_rows * num_kv_heads
     setting = setting or best_setting(num_pairs, head_dim)
-    if setting.splits > 1 and num_pairs * setting.splits > _MOST_PROGRAMS:
-        raise ValueError(
-            f"{num_pairs} pairs in {setting.splits} splits; at most {_MOST_PROGRAMS} programs"
-        )
+    most_splits = setting.most_splits or setting.splits
+    if most_splits > 1 and num_pairs * most_splits > _MOST_PROGRAMS:
+        raise ValueError(f"{num_pairs} pairs in {most_splits} splits; at most {_MOST_PROGRAMS}")
     partial, stats, arrivals = _scratch(q.device, dim)
     pdl = has_pdl(q.device)
-    decode_attention_kernel[(num_rows, num_kv_heads, setting.splits)](
+    decode_attention_kernel[(num_rows, num_kv_heads, most_splits)](
         q,
         layer_kv,
         block_table,
@@ -303,6 +339,7 @@ def decode_attention(
         BLOCK_SIZE=layer_kv.shape[3],
         BLOCK_T=setting.block_tokens,
         SPLITS=setting.splits,
+        MOST_SPLITS=most_splits,
         WINDOW=sliding_window or 0,
         STAGES=setting.stages,
         PDL=pdl,

@@ -10,8 +10,9 @@ from pillion.kernels.paged_attention.triton_decode import _MOST_PROGRAMS, best_s
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_splits_fit_the_scratch_memory(head_dim: int) -> None:
     for num_pairs in range(1, 5000):
-        splits = best_setting(num_pairs, head_dim).splits
-        assert splits == 1 or num_pairs * splits <= _MOST_PROGRAMS
+        setting = best_setting(num_pairs, head_dim)
+        assert setting.splits <= setting.most_splits
+        assert setting.most_splits == 1 or num_pairs * setting.most_splits <= _MOST_PROGRAMS
 
 
 @pytest.mark.parametrize(
