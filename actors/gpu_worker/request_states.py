@@ -15,6 +15,7 @@ from pillion.messages.steps import NewSequence
 from pillion.runtime.errors import InvariantBroken
 
 FREE: Final = -1  # generation of a slot without a tenant
+_NO_STOPS: Final = np.full(MAX_END_TOKEN_IDS, -1, dtype=np.int32)
 
 
 class RequestStates:
@@ -71,20 +72,22 @@ class RequestStates:
 
     def add(self, new_sequences: Sequence[NewSequence], writes: TableWrites) -> None:
         """Sequences take free slots. Raises InvariantBroken if one can't."""
+        slots, computed, known, most = [], [], [], []
         for new in new_sequences:
             tokens = np.frombuffer(new.token_ids, dtype=np.int32)
             max_total = min(new.num_prompt_tokens + new.sampling.max_tokens, self.max_model_len)
             self._check(new, len(tokens), max_total)
             self._note_tenant(new, tokens)
-            stops = np.full(MAX_END_TOKEN_IDS, -1, dtype=np.int32)
-            stops[: len(new.sampling.stop_token_ids)] = new.sampling.stop_token_ids
+            slots.append(new.slot)
+            computed.append(new.num_computed_tokens)
+            known.append(len(tokens))
+            most.append(max_total)
             writes.copy(self.token_table, new.slot, 0, tokens)
-            writes.copy(self.stop_ids, new.slot, 0, stops)
-            slot = (new.slot,)
-            writes.set(self.num_computed, slot, (new.num_computed_tokens,))
-            writes.set(self.num_known, slot, (len(tokens),))
-            writes.set(self.max_total, slot, (max_total,))
-            writes.set(self.finished, slot, (False,))
+            writes.copy(self.stop_ids, new.slot, 0, _padded(new.sampling.stop_token_ids))
+        writes.set(self.num_computed, slots, computed)
+        writes.set(self.num_known, slots, known)
+        writes.set(self.max_total, slots, most)
+        writes.set(self.finished, slots, [False] * len(slots))
 
     def _note_tenant(self, new: NewSequence, tokens: npt.NDArray[np.int32]) -> None:
         slot = new.slot
@@ -152,3 +155,12 @@ class RequestStates:
             raise InvariantBroken(f"{what}: {new.num_prompt_tokens} prompt tokens of {num_tokens}")
         if len(new.sampling.stop_token_ids) > MAX_END_TOKEN_IDS:
             raise InvariantBroken(f"{what}: {len(new.sampling.stop_token_ids)} stop ids")
+
+
+def _padded(stop_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+    """[MAX_END_TOKEN_IDS], filled up with -1; not to be written to."""
+    if not stop_ids:
+        return _NO_STOPS
+    padded = _NO_STOPS.copy()
+    padded[: len(stop_ids)] = stop_ids
+    return padded

@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from pillion.kernels.write_tables import reference
+from pillion.kernels.write_tables import cpu
 from pillion.kernels.write_tables.reference import PIECE_FIELDS
 
 __all__ = ["MAX_PIECE_WORDS", "PIECE_FIELDS", "Tables", "write_tables"]
@@ -29,6 +29,8 @@ class Tables:
         # [num_rows, words] int32 each, or [num_rows, flags] uint8; they share the tables' memory
         self.words = [_words(tensor) for tensor in tensors]
         self.is_cuda = tensors[0].is_cuda
+        # the same on the CPU
+        self.words_np = [] if self.is_cuda else [words.numpy() for words in self.words]
         places = [(words.data_ptr(), words.stride(0), words.element_size()) for words in self.words]
         # [num_tables, 3] int64; address, words from row to row, bytes of a word
         self.places = torch.tensor(places, device=tensors[0].device)
@@ -39,7 +41,7 @@ def write_tables(tables: Tables, staged: torch.Tensor, num_pieces: int) -> None:
 
     Words have 4 bytes, those of bool tables one.
 
-    staged  [PIECE_FIELDS * num_pieces + num_values] int32; first the pieces: table, row, first word in the
+    staged  [PIECE_FIELDS * num_pieces + num_values] int32; first the pieces: row, table, first word in the
             row, first value, number of values (at most MAX_PIECE_WORDS); then all values, a word each
 
     Writes: the tables.
@@ -49,7 +51,7 @@ def write_tables(tables: Tables, staged: torch.Tensor, num_pieces: int) -> None:
 
         triton_impl.write_tables(tables.places, staged, num_pieces)
     else:
-        reference.write_tables(tables.words, staged, num_pieces)
+        cpu.write_tables(tables.words_np, staged, num_pieces)
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ class Case:
                     length = min(end - start, MAX_PIECE_WORDS)
                     highest = 2 if is_flag else 1 << 30
                     new = torch.randint(0, highest, (length,), generator=generator)
-                    pieces.append((number, row, start, at, length))
+                    pieces.append((row, number, start, at, length))
                     values.append(new)
                     at += length
         staged = torch.cat([torch.tensor(pieces, dtype=torch.int64).flatten(), *values])

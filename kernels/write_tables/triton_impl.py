@@ -12,8 +12,8 @@ def _write_tables_kernel(
     places_ptr, staged_ptr, num_pieces, FIELDS: tl.constexpr, LANES: tl.constexpr
 ):
     piece_ptr = staged_ptr + tl.program_id(0) * FIELDS
-    place_ptr = places_ptr + tl.load(piece_ptr) * 3
-    row = tl.load(piece_ptr + 1).to(tl.int64)
+    row = tl.load(piece_ptr).to(tl.int64)
+    place_ptr = places_ptr + tl.load(piece_ptr + 1) * 3
     first = tl.load(piece_ptr + 2)
     at = tl.load(piece_ptr + 3)
     length = tl.load(piece_ptr + 4)

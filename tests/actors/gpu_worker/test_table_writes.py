@@ -174,7 +174,7 @@ def test_no_two_pieces_of_a_launch_write_the_same_word(monkeypatch: pytest.Monke
 
     def count(tables: Any, staged: torch.Tensor, num_pieces: int) -> None:
         times = [torch.zeros(words.shape, dtype=torch.int32) for words in tables.words]
-        for table, row, first, _, length in staged[: 5 * num_pieces].view(-1, 5).tolist():
+        for row, table, first, _, length in staged[: 5 * num_pieces].view(-1, 5).tolist():
             times[table][row, first : first + length] += 1
         most.append(max(int(each.max()) for each in times))
 

@@ -16,7 +16,7 @@ def test_equals_a_loop_over_words(case: Case) -> None:
     staged = inputs.staged.tolist()
     values = staged[PIECE_FIELDS * inputs.num_pieces :]
     for piece in range(inputs.num_pieces):
-        table, row, first, at, length = staged[PIECE_FIELDS * piece : PIECE_FIELDS * (piece + 1)]
+        row, table, first, at, length = staged[PIECE_FIELDS * piece : PIECE_FIELDS * (piece + 1)]
         for number in range(length):
             wanted.tables.words[table][row, first + number] = values[at + number]
     assert all(map(torch.equal, inputs.tensors, wanted.tensors))
@@ -25,7 +25,7 @@ def test_equals_a_loop_over_words(case: Case) -> None:
 def test_values_of_each_type() -> None:
     numbers, flags = torch.zeros(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool)
     rows = torch.zeros(2, 2, 3)
-    pieces = [0, 2, 0, 0, 2, 1, 1, 0, 2, 1, 2, 1, 4, 3, 2]
+    pieces = [2, 0, 0, 0, 2, 1, 1, 0, 2, 1, 1, 2, 4, 3, 2]
     low, high = -(2**31) + 5, 3
     values = [low, high, 0, *torch.tensor([0.5, -2.0]).view(torch.int32).tolist()]
     staged = torch.tensor([*pieces, *values], dtype=torch.int32)
