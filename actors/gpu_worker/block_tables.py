@@ -1,5 +1,7 @@
 """Which KV blocks each slot owns, in order: on the device for the kernels, counted on the host."""
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -43,24 +45,30 @@ class BlockTables:
         """
         if len(slots) == 0:
             return
-        if block_ids.min() < 0 or block_ids.max() >= self._num_blocks:
+        # A negative number is a large one without its sign.
+        if block_ids.view(np.uint32).max() >= self._num_blocks:
             raise InvariantBroken(
                 f"block ids {block_ids.min()}..{block_ids.max()} in a pool of {self._num_blocks}"
             )
-        order = np.argsort(slots, kind="stable")
+        order = slots.argsort(kind="stable")
         grouped, blocks = slots[order], block_ids[order]
-        starts = np.flatnonzero(np.r_[True, grouped[1:] != grouped[:-1]])
-        owners, ends = grouped[starts], np.r_[starts[1:], len(grouped)]
-        firsts = self.capacity_np[owners] // self.block_size
-        totals = firsts + ends - starts
-        if totals.max() > self.max_blocks:
-            slot = owners[totals.argmax()]
+        ends = (grouped[1:] != grouped[:-1]).nonzero()[0] + 1
+        bounds = [0, *ends.tolist(), len(grouped)]
+        owners = grouped[bounds[:-1]]
+        capacities = self.capacity_np[owners]
+        firsts, capacities = (
+            capacities // self.block_size,
+            capacities + np.diff(bounds) * self.block_size,
+        )
+        most = self.max_blocks * self.block_size
+        if capacities.max() > most:
+            slot = owners[capacities.argmax()]
             raise InvariantBroken(f"slot {slot} gets more than {self.max_blocks} blocks")
-        self.capacity_np[owners] = totals * self.block_size
+        self.capacity_np[owners] = capacities
         owners_list = owners.tolist()
-        writes.set(self.capacity, owners_list, self.capacity_np[owners].tolist())
-        bounds = zip(owners_list, firsts.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        for slot, first, start, end in bounds:
+        writes.set(self.capacity, owners_list, capacities.tolist())
+        pieces = zip(owners_list, firsts.tolist(), itertools.pairwise(bounds), strict=True)
+        for slot, first, (start, end) in pieces:
             writes.copy(self.table, slot, first, blocks[start:end])
 
     def clear(self, slots: npt.NDArray[np.int32], writes: TableWrites) -> None:

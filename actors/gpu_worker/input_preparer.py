@@ -334,7 +334,8 @@ class InputPreparer:
         return None if self._device.is_cuda else rows_in_pool(self._kv_cache.layer(0), slot_mapping)
 
     def _check_slots(self, slots: npt.NDArray[np.int32]) -> None:
-        if len(slots) and (slots.min() < 0 or slots.max() >= self._states.max_num_seqs):
+        # A negative number is a large one without its sign.
+        if len(slots) and slots.view(np.uint32).max() >= self._states.max_num_seqs:
             raise InvariantBroken(
                 f"slots {slots.min()}..{slots.max()} in a table of {self._states.max_num_seqs}"
             )

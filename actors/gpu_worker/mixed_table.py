@@ -1,6 +1,8 @@
 """What the host says of a step with prefill rows, as one array: a captured step reads it from one place."""
 
+import itertools
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -40,15 +42,10 @@ class MixedShape(NamedTuple):
         """Pieces, if each row has one that is not full."""
         return self.num_tokens // self.num_queries + self.num_prefill_rows
 
-    def sizes(self) -> list[int]:
-        """Numbers in each part of the table."""
-        tiles = self.num_tiles
-        return [3 * self.num_rows, self.num_rows + 1, self.num_tokens, tiles, tiles]
-
     @property
     def size(self) -> int:
         """Numbers in the table."""
-        return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in self.sizes())
+        return _aligned(_parts(self)[-1].stop)
 
 
 # Of a captured step: its decode rows, or what one with prefill rows has room for.
@@ -72,11 +69,21 @@ class MixedTable(Generic[ArrayT]):
     @classmethod
     def over(cls, array: ArrayT, shape: MixedShape) -> "MixedTable[ArrayT]":
         """The parts of an array of `shape.size` numbers."""
-        parts, start = [], 0
-        for size in shape.sizes():
-            parts.append(array[start : start + size])
-            start += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return cls(parts[0].reshape(3, shape.num_rows), *parts[1:])
+        rows, *parts = (array[part] for part in _parts(shape))
+        return cls(rows.reshape(3, shape.num_rows), *parts)
+
+
+def _aligned(number: int) -> int:
+    return -(-number // _ALIGNMENT) * _ALIGNMENT
+
+
+@cache
+def _parts(shape: MixedShape) -> tuple[slice, ...]:
+    """Where each part of a table is."""
+    tiles = shape.num_tiles
+    sizes = (3 * shape.num_rows, shape.num_rows + 1, shape.num_tokens, tiles, tiles)
+    starts = itertools.accumulate(map(_aligned, sizes), initial=0)
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=False))
 
 
 def fill_mixed_table(
@@ -87,19 +94,20 @@ def fill_mixed_table(
     scratch_slot: int,
 ) -> npt.NDArray[np.int32]:
     """The table of a step, [shape.size]. Rows are decode rows (start -1), then prefill rows."""
-    array = np.zeros(shape.size, dtype=np.int32)
+    array = np.full(shape.size, -1, dtype=np.int32)
     table: MixedTable[npt.NDArray[np.int32]] = MixedTable.over(array, shape)
-    num_rows = len(slots)
-    table.rows[0], table.rows[1] = scratch_slot, -1
-    table.rows[:, :num_rows] = slots, starts, lengths
-    table.query_start_loc[1 : num_rows + 1] = np.cumsum(lengths)
-    total = int(lengths.sum())
+    num_rows, num_decode = len(slots), int(np.count_nonzero(starts < 0))
+    table.rows[0], table.rows[2] = scratch_slot, 0
+    for row, values in enumerate((slots, starts, lengths)):
+        table.rows[row, :num_rows] = values
+    ends = lengths.cumsum()
+    total = int(ends[-1]) if num_rows else 0
+    table.query_start_loc[0] = 0
+    table.query_start_loc[1 : num_rows + 1] = ends
     table.query_start_loc[num_rows + 1 :] = total
-    table.token_rows[:] = -1
-    table.token_rows[:total] = np.repeat(np.arange(num_rows), lengths)
-    num_decode = int((starts < 0).sum())
+    table.token_rows[:total] = np.arange(num_rows, dtype=np.int32).repeat(lengths)
     tile_rows, tile_starts = cut_queries(lengths[num_decode:], num_decode, shape.num_queries)
-    table.tile_rows[:] = -1
     table.tile_rows[: len(tile_rows)] = tile_rows
+    table.tile_starts[:] = 0
     table.tile_starts[: len(tile_rows)] = tile_starts
     return array
