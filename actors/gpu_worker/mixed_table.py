@@ -98,8 +98,9 @@ def fill_mixed_table(
     table: MixedTable[npt.NDArray[np.int32]] = MixedTable.over(array, shape)
     num_rows, num_decode = len(slots), int(np.count_nonzero(starts < 0))
     table.rows[0], table.rows[2] = scratch_slot, 0
-    for row, values in enumerate((slots, starts, lengths)):
-        table.rows[row, :num_rows] = values
+    table.rows[0, :num_rows] = slots
+    table.rows[1, :num_rows] = starts
+    table.rows[2, :num_rows] = lengths
     ends = lengths.cumsum()
     total = int(ends[-1]) if num_rows else 0
     table.query_start_loc[0] = 0

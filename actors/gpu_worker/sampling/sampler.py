@@ -75,6 +75,7 @@ class Sampler:
         self._bad_words = BadWords(max_num_seqs, device, preallocate)
         self.logprobs = Logprobs(max_num_seqs)
         self._features = Features(max_num_seqs, device)
+        self._edited: set[int] = set()  # slots that ask for more than a choice
         # The rows that were asked about last, and the answer; None when any slot has a new tenant since.
         self._known_end: tuple[npt.NDArray[np.integer], End] | None = None
 
@@ -94,24 +95,30 @@ class Sampler:
         self.release(slot)
         self.masks.add(slot, sampling, generation)
         self._choice.add(slot, sampling)
+        self.logprobs.add(slot, sampling)
+        self._features.add(slot, sampling)
+        if not _edits_logits(sampling):
+            return
+        self._edited.add(slot)
         self._allowed_ids.add(slot, sampling)
         self._logit_bias.add(slot, sampling)
         self._penalties.add(slot, sampling, token_ids, num_prompt_tokens)
         self._min_tokens.add(slot, sampling, num_prompt_tokens)
         self._bad_words.add(slot, sampling, token_ids, num_prompt_tokens)
-        self.logprobs.add(slot, sampling)
-        self._features.add(slot, sampling)
 
     def release(self, slot: int) -> None:
         """Leaves nothing of the slot's tenant; releasing a free slot changes nothing."""
         self._known_end = None
         self.masks.release(slot)
+        self._features.release(slot)
+        if slot not in self._edited:
+            return
+        self._edited.remove(slot)
         self._allowed_ids.release(slot)
         self._logit_bias.release(slot)
         self._penalties.release(slot)
         self._min_tokens.release(slot)
         self._bad_words.release(slot)
-        self._features.release(slot)
 
     def sample(
         self,
@@ -222,26 +229,45 @@ class Sampler:
             raise InvariantBroken(
                 f"{num_prompt_tokens} prompt tokens of {len(token_ids)}, at most {self._max_model_len}"
             )
-        lengths = (
-            ("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS),
-            ("stop_token_ids", len(sampling.stop_token_ids), MAX_END_TOKEN_IDS),
-            ("bad_words", len(sampling.bad_words), MAX_BAD_WORD_SEQUENCES),
-            ("a bad word", max(map(len, sampling.bad_words), default=0), MAX_BAD_WORD_TOKENS),
-        )
-        for name, length, most in lengths:
-            if length > most:
-                raise InvariantBroken(f"{name} has {length} entries, its table holds {most}")
-        if not all(sampling.bad_words):
-            raise InvariantBroken("a bad word has no tokens")
-        ids = (
+        if _edits_logits(sampling) or sampling.stop_token_ids:
+            _check_lengths(sampling)
+        listed = (
             *sampling.logit_bias,
             *sampling.stop_token_ids,
             *sampling.allowed_token_ids,
             *(token for word in sampling.bad_words for token in word),
         )
-        lowest = min(min(ids, default=0), int(token_ids.min(initial=0)))
-        highest = max(max(ids, default=0), int(token_ids.max(initial=0)))
-        if lowest < 0 or highest >= self._vocab_size:
-            raise InvariantBroken(
-                f"token ids from {lowest} to {highest} in a vocabulary of {self._vocab_size}"
-            )
+        # A negative number is a large one without its sign.
+        highest = token_ids.view(np.uint32).max(initial=0)
+        if listed or highest >= self._vocab_size:
+            lowest = min(0, *listed, int(token_ids.min(initial=0)))
+            highest = max(0, *listed, int(token_ids.max(initial=0)))
+            if lowest < 0 or highest >= self._vocab_size:
+                raise InvariantBroken(
+                    f"token ids from {lowest} to {highest} in a vocabulary of {self._vocab_size}"
+                )
+
+
+def _edits_logits(sampling: TokenSampling) -> bool:
+    """Whether logits are edited before a token is chosen, masks left out."""
+    return bool(
+        sampling.allowed_token_ids
+        or sampling.logit_bias
+        or sampling.bad_words
+        or sampling.min_tokens
+        or sampling.uses_penalties
+    )
+
+
+def _check_lengths(sampling: TokenSampling) -> None:
+    lengths = (
+        ("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS),
+        ("stop_token_ids", len(sampling.stop_token_ids), MAX_END_TOKEN_IDS),
+        ("bad_words", len(sampling.bad_words), MAX_BAD_WORD_SEQUENCES),
+        ("a bad word", max(map(len, sampling.bad_words), default=0), MAX_BAD_WORD_TOKENS),
+    )
+    for name, length, most in lengths:
+        if length > most:
+            raise InvariantBroken(f"{name} has {length} entries, its table holds {most}")
+    if not all(sampling.bad_words):
+        raise InvariantBroken("a bad word has no tokens")

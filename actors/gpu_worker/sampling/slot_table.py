@@ -42,6 +42,11 @@ class SlotTable:
             self.host_np[slot] = values
         self._mark(slot)
 
+    def write_row(self, slot: int, values: Any) -> None:
+        """Sets all of a slot's row."""
+        self.host_np[slot] = values
+        self._mark(slot)
+
     def clear(self, slot: int) -> None:
         """Makes a slot's row neutral."""
         self.host_np[slot] = self._neutral

@@ -28,10 +28,10 @@ class TokenChoice:
     def add(self, slot: int, sampling: TokenSampling) -> None:
         """A sequence takes the slot."""
         top_k = sampling.top_k if 0 < sampling.top_k < self._vocab_size else self._vocab_size
-        self._shape.write(slot, (sampling.temperature, sampling.min_p, sampling.top_p))
+        self._shape.write_row(slot, (sampling.temperature, sampling.min_p, sampling.top_p))
         # Seeds are 64 bits, whether the edge counts them as signed or not.
         seed = (sampling.seed + 2**63) % 2**64 - 2**63
-        self._integers.write(slot, (top_k, seed))
+        self._integers.write_row(slot, (top_k, seed))
         # Compared as the device will: in float32.
         self._is_sampled_np[slot] = self._shape.host_np[slot, 0] >= np.float32(MIN_TEMPERATURE)
         self._is_filtered_np[slot] = self._is_sampled_np[slot] and (

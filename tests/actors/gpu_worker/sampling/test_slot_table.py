@@ -26,7 +26,9 @@ def test_single_values_and_neutral_rows() -> None:
     assert single.rows().tolist() == [0, 2**62]
     triple = SlotTable(2, (3,), np.float32, (1.0, 0.0, 0.5), CPU)
     triple.write(0, (2.0, 2.0, 2.0))
-    assert triple.rows().tolist() == [[2.0, 2.0, 2.0], [1.0, 0.0, 0.5]]
+    triple.write_row(1, (3.0, 4.0, 5.0))
+    assert triple.rows().tolist() == [[2.0, 2.0, 2.0], [3.0, 4.0, 5.0]]
+    triple.clear(1)
     triple.clear(0)
     assert triple.rows().tolist() == [[1.0, 0.0, 0.5]] * 2
 
