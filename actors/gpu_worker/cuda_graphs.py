@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 # A step is padded to the next of these; beyond the last they go on in steps of 64.
 _SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _LARGE_STEP: Final = 64
-# Tokens of mixed steps, and the rows that most of them have.
+# Tokens of mixed steps, and the rows that many of them have. What lies between is padded by less, for steps that many
+# streams take part in: beyond some 256 tokens a step takes as long as it has tokens.
 _MIXED_TOKENS: Final = (128, 256, 512, 1024, 2048, 4096, 8192)
+_BETWEEN_TOKENS: Final = (384, 640, 768, 1280, 1536, 2560, 3072, 5120, 6144)
 _FEW_ROWS: Final = 16
 # A worker is ready with graphs of so many decode rows, and of mixed steps of so many tokens.
 _FIRST_ROWS: Final = 8
 _FIRST_TOKENS: Final = 256
-# A mixed step with so much to multiply keeps a device busy for longer than its launches take one by one.
-_FLOP_WORTH_A_GRAPH: Final = 10e12
+# A mixed step with so much to multiply keeps a device busy for 24 ms, longer than its launches take one by one.
+_FLOP_WORTH_A_GRAPH: Final = 17e12
 # What one layer of a captured step takes on the device: 8 to 13 launches of about 20 KiB.
 _LAYER_BYTES: Final = 256 << 10
 
@@ -45,12 +47,13 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 def mixed_shapes(max_num_seqs: int, max_num_tokens: int, num_weights: int) -> list[MixedShape]:
     """Steps with prefill rows that are worth a graph, for a model of so many weights; ascending."""
     most = min(max_num_tokens, _FLOP_WORTH_A_GRAPH / (2 * num_weights))
+    few_rows = min(_FEW_ROWS, max_num_seqs)
+    sizes = {(num_tokens, few_rows) for num_tokens in _MIXED_TOKENS}
+    sizes |= {(num_tokens, max_num_seqs) for num_tokens in (*_MIXED_TOKENS, *_BETWEEN_TOKENS)}
     return [
         MixedShape(num_tokens, num_rows, min(num_rows, max(8, num_tokens // 64)))
-        for num_tokens in _MIXED_TOKENS
-        if num_tokens <= most
-        for num_rows in sorted({min(_FEW_ROWS, max_num_seqs), max_num_seqs})
-        if num_rows <= num_tokens
+        for num_tokens, num_rows in sorted(sizes)
+        if num_rows <= num_tokens <= most
     ]
 
 

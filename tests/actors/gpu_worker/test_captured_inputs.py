@@ -1,5 +1,6 @@
 """What a captured step reads against what a step without a graph reads."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -148,7 +149,13 @@ class TestShapes:
 
     def test_large_steps_of_large_models_need_none(self) -> None:
         shapes = mixed_shapes(256, 8192, 8_000_000_000)
-        assert max(shape.num_tokens for shape in shapes) == 512
+        assert max(shape.num_tokens for shape in shapes) == 1024
+
+    def test_streams_are_padded_by_less_than_half(self) -> None:
+        shapes = mixed_shapes(256, 8192, 135_000_000)
+        tokens = [shape.num_tokens for shape in shapes if shape.num_rows == 256]
+        assert tokens == sorted(tokens)
+        assert all(large <= 1.5 * small for small, large in pairwise(tokens))
 
     def test_never_beyond_the_limits(self) -> None:
         shapes = mixed_shapes(4, 300, 1_000_000)
