@@ -73,7 +73,7 @@ class InputPreparer:
         self._captured = CapturedInputs(device, states, blocks)
         self._constants = self.decode_constants(np.zeros(0, dtype=np.int32))
         tables = [*states.written_tables(), blocks.table, blocks.capacity]
-        self._writes = TableWrites(device, tables)
+        self._writes = TableWrites(device.upload, tables)
 
     def apply(self, plan: StepPlan) -> None:
         """Frees slots, seats new sequences, appends blocks; in this order, once per plan."""

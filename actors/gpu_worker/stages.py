@@ -64,7 +64,13 @@ class Stages:
         )
         executor = (LoneTokenExecutor if batch_invariant else ModelExecutor)(model, kv_cache)
         # The state table's scratch row may appear in padded batches, so the sampler knows it too.
-        sampler = Sampler(vocab_size, limits.max_num_seqs + 1, limits.max_model_len, device.device)
+        sampler = Sampler(
+            vocab_size,
+            limits.max_num_seqs + 1,
+            limits.max_model_len,
+            device.device,
+            upload=device.upload,
+        )
         graphs = GraphTable()
         input_preparer = InputPreparer(device, states, blocks, kv_cache, graphs)
         capturer = None

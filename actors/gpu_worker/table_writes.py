@@ -1,21 +1,24 @@
 """Writes to tables of slots, gathered on the host: the device gets all that a plan changes at once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pillion.actors.gpu_worker.device import Device
 from pillion.kernels.write_tables import MAX_PIECE_WORDS, PIECE_FIELDS, Tables, write_tables
 
 
 class TableWrites:
     """Takes effect at `flush`, with one copy and one launch, behind all that was launched before; nothing waits."""
 
-    def __init__(self, device: Device, tensors: Sequence[torch.Tensor]) -> None:
-        """`tensors`: the tables; see `Tables`."""
-        self._device = device
+    def __init__(
+        self,
+        upload: Callable[[npt.NDArray[np.int32]], torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+    ) -> None:
+        """`upload`: as `Device.upload`. `tensors`: the tables; see `Tables`."""
+        self._upload = upload
         self._tables = Tables(tensors)
         self._numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         # of each table: words of a value
@@ -60,4 +63,4 @@ class TableWrites:
         of_values[:, 4] = self._value_words[of_values[:, 1]]
         staged = np.concatenate([pieces.ravel(), *self._parts, values.view(np.int32)])
         self._values, self._pieces, self._parts, self._num_words = {}, [], [], 0
-        write_tables(self._tables, self._device.upload(staged), len(pieces))
+        write_tables(self._tables, self._upload(staged), len(pieces))

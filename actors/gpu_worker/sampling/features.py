@@ -22,7 +22,7 @@ class Features:
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         # [max_num_seqs, 2] int32
-        self._features = SlotTable(max_num_seqs, (2,), np.int32, _NOTHING, device)
+        self.table = SlotTable(max_num_seqs, (2,), np.int32, _NOTHING, device)
         self._used: set[int] = set()  # slots that want something
 
     def add(self, slot: int, sampling: TokenSampling) -> None:
@@ -38,15 +38,15 @@ class Features:
         bits = sum(bit for is_wanted, bit in wanted if is_wanted)
         num_top = _NOTHING[1] if sampling.logprobs is None else sampling.logprobs
         if (bits, num_top) != _NOTHING:
-            self._features.write(slot, (bits, num_top))
+            self.table.write(slot, (bits, num_top))
             self._used.add(slot)
 
     def release(self, slot: int) -> None:
         """The slot's next tenant starts without any."""
         if slot in self._used:
-            self._features.clear(slot)
+            self.table.clear(slot)
             self._used.remove(slot)
 
     def rows(self) -> torch.Tensor:
         """The whole table on the device, [max_num_seqs, 2] int32."""
-        return self._features.rows()
+        return self.table.rows()

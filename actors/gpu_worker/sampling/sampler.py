@@ -1,12 +1,16 @@
 """From logits to tokens: every sampling feature in its order, for a batch whose rows differ in all of them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from pillion.actors.gpu_worker.sampling import slot_table
 from pillion.actors.gpu_worker.sampling.allowed_ids import AllowedIds
 from pillion.actors.gpu_worker.sampling.bad_words import BadWords
 from pillion.actors.gpu_worker.sampling.features import Features
@@ -17,6 +21,7 @@ from pillion.actors.gpu_worker.sampling.penalties import Penalties
 from pillion.actors.gpu_worker.sampling.step_end import End, SamplerTables
 from pillion.actors.gpu_worker.sampling.token_choice import TokenChoice
 from pillion.actors.gpu_worker.sampling.token_masks import TokenMaskTable
+from pillion.actors.gpu_worker.table_writes import TableWrites
 from pillion.kernels.ban_tokens import ban_tokens
 from pillion.kernels.edit_logits import EditTables
 from pillion.messages.sampling import (
@@ -60,8 +65,12 @@ class Sampler:
         max_model_len: int,
         device: torch.device,
         preallocate: bool | None = None,
+        upload: Callable[[npt.NDArray[Any]], torch.Tensor] | None = None,
     ) -> None:
-        """`preallocate` takes the memory of all features now, by default on CUDA, where graphs need fixed addresses."""
+        """`preallocate` takes the memory of all features now, by default on CUDA, where graphs need fixed addresses.
+
+        `upload`: as `Device.upload`.
+        """
         if preallocate is None:
             preallocate = device.type == "cuda"
         self._vocab_size = vocab_size
@@ -76,6 +85,12 @@ class Sampler:
         self.logprobs = Logprobs(max_num_seqs)
         self._features = Features(max_num_seqs, device)
         self._edited: set[int] = set()  # slots that ask for more than a choice
+        # What most sequences write goes to the device together.
+        self._together = (*self._choice.tables, self._features.table)
+        self._writes = TableWrites(
+            upload or partial(slot_table.upload, device=device),
+            [table.device_rows for table in self._together],
+        )
         # The rows that were asked about last, and the answer; None when any slot has a new tenant since.
         self._known_end: tuple[npt.NDArray[np.integer], End] | None = None
 
@@ -173,6 +188,9 @@ class Sampler:
 
     def tables(self) -> SamplerTables:
         """The tables on the device, which never move; brings there what the host has written since."""
+        for table in self._together:
+            table.stage(self._writes)
+        self._writes.flush()
         bias_ids, biases = self._logit_bias.rows()
         token_counts, strengths = self._penalties.rows()
         stop_ids, first_end = self._min_tokens.rows()

@@ -7,12 +7,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pillion.actors.gpu_worker.table_writes import TableWrites
+
 
 class SlotTable:
     """Rows of one type, one per slot, all `neutral` (a value or a row of values) at first.
 
     Writes gather on the host and go to the device together, in stream order and without a wait, when the
-    table is next read. On the CPU host and device share their memory. The device tensor never moves.
+    table is next read, or with those of other tables. On the CPU host and device share their memory. The device
+    tensor never moves.
     """
 
     def __init__(
@@ -26,9 +29,12 @@ class SlotTable:
         self._neutral = neutral
         # [max_num_seqs, *row_shape]
         self.host_np: npt.NDArray[Any] = np.full((max_num_seqs, *row_shape), neutral, dtype)
+        # the same, as words of 4 bytes
+        self._words_np = self.host_np.reshape(max_num_seqs, -1).view(np.int32)
         host = torch.from_numpy(self.host_np)
         self._shares_memory = device.type == "cpu"
-        self._device_rows = host if self._shares_memory else host.to(device)
+        # [max_num_seqs, *row_shape]
+        self.device_rows = host if self._shares_memory else host.to(device)
         self._dirty: set[int] = set()
 
     def write(self, slot: int, values: Any) -> None:
@@ -56,12 +62,18 @@ class SlotTable:
         """The whole table on the device, [max_num_seqs, *row_shape]."""
         if self._dirty:
             slots = np.array(sorted(self._dirty), dtype=np.int64)
-            index = upload(slots, self._device_rows.device)
+            index = upload(slots, self.device_rows.device)
             # The fancy index copies: a later write may not change what is still on its way.
-            values = upload(self.host_np[slots], self._device_rows.device)
-            self._device_rows.index_copy_(0, index, values)
+            values = upload(self.host_np[slots], self.device_rows.device)
+            self.device_rows.index_copy_(0, index, values)
             self._dirty.clear()
-        return self._device_rows
+        return self.device_rows
+
+    def stage(self, writes: TableWrites) -> None:
+        """Has the writes since the last time go to the device when `writes` are flushed, before the next one here."""
+        for slot in self._dirty:
+            writes.copy(self.device_rows, slot, 0, self._words_np[slot])
+        self._dirty.clear()
 
     def _mark(self, slot: int) -> None:
         if not self._shares_memory:

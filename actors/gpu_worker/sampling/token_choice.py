@@ -22,6 +22,7 @@ class TokenChoice:
         self._shape = SlotTable(max_num_seqs, (3,), np.float32, 0.0, device)
         # [max_num_seqs, 2] int64; top-k (the vocabulary's size: off), seed
         self._integers = SlotTable(max_num_seqs, (2,), np.int64, 0, device)
+        self.tables = self._shape, self._integers
         self._is_sampled_np = np.zeros(max_num_seqs, np.bool_)
         self._is_filtered_np = np.zeros(max_num_seqs, np.bool_)
 

@@ -147,7 +147,6 @@ def look(tables: Tables) -> None:
 def test_a_plan_is_one_copy_and_one_launch_whatever_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, chance = Tables(torch.device("cpu")), random.Random(1)
     uploads, launches = [], []
     upload, launch = Device.upload, table_writes.write_tables
 
@@ -161,6 +160,8 @@ def test_a_plan_is_one_copy_and_one_launch_whatever_it_changes(
 
     monkeypatch.setattr(Device, "upload", note_upload)
     monkeypatch.setattr(table_writes, "write_tables", note_launch)
+    found, chance = Tables(torch.device("cpu")), random.Random(1)
+    uploads.clear()  # what the preparer begins with
     found.preparer.apply(NO_PLAN)
     assert len(uploads) == len(launches) == 0
     for number in range(10):

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from pillion.actors.gpu_worker.sampling.slot_table import SlotTable
+from pillion.actors.gpu_worker.table_writes import TableWrites
 
 CPU = torch.device("cpu")
 
@@ -37,3 +38,36 @@ def test_a_corner_of_a_matrix() -> None:
     table = SlotTable(2, (2, 3), np.int32, 0, CPU)
     table.write(1, np.ones((1, 3), np.int32))
     assert table.rows()[1].tolist() == [[1, 1, 1], [0, 0, 0]]
+
+
+def test_rows_of_several_tables_go_to_the_device_together() -> None:
+    tables = [
+        SlotTable(4, (3,), np.float32, (0.0, 0.0, 1.0), CPU),
+        SlotTable(4, (2,), np.int64, 0, CPU),
+        SlotTable(4, (), np.int64, -1, CPU),
+    ]
+    for table in tables:  # as where the device has memory of its own
+        table._shares_memory = False
+        table.device_rows = table.device_rows.clone()
+    uploads = []
+
+    def upload(array: np.ndarray) -> torch.Tensor:
+        uploads.append(array)
+        return torch.from_numpy(array)
+
+    writes = TableWrites(upload, [table.device_rows for table in tables])
+    for number in range(2):
+        for table in tables:
+            table.write_row(1, 5 + number)
+            table.write_row(3 - number, 2)
+            table.clear(number)
+            assert (table.device_rows.numpy() != table.host_np).any()
+        for table in tables:
+            table.stage(writes)
+        writes.flush()
+        for table in tables:
+            np.testing.assert_array_equal(table.device_rows.numpy(), table.host_np)
+    for table in tables:
+        table.stage(writes)
+    writes.flush()
+    assert len(uploads) == 2
