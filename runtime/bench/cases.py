@@ -139,7 +139,7 @@ def startup(config: EngineConfig, repeats: int, *, cold: bool = False) -> Report
     phases: dict[str, list[float]] = {}
     for number in range(repeats):
         start = time.perf_counter()
-        with kernel_cache(empty=cold), private_daemon(config) as daemon:
+        with kernel_cache(empty=cold), private_daemon(config, captured=False) as daemon:
             ready_s = time.perf_counter() - start
             asyncio.run(_one_answer(daemon, 1))
             report.rows.append([number, ready_s, time.perf_counter() - start])

@@ -22,6 +22,7 @@ from pillion.runtime.errors import PillionError
 from pillion.runtime.outputs import RequestMetrics
 
 STATUS_TIMEOUT_S = 5.0
+GRAPHS_TIMEOUT_S = 60.0
 KERNEL_CACHE = "TRITON_CACHE_DIR"
 
 
@@ -37,17 +38,30 @@ class Timing:
 
 
 @contextlib.contextmanager
-def private_daemon(config: EngineConfig) -> Iterator[DaemonProcess]:
-    """A ready daemon under a name of its own."""
+def private_daemon(config: EngineConfig, *, captured: bool = True) -> Iterator[DaemonProcess]:
+    """A ready daemon under a name of its own; with `captured`, when its worker has captured all steps."""
     named = msgspec.structs.replace(
         config, name=f"bench-{os.getpid()}-{time.monotonic_ns() % 10**6}"
     )
     daemon = start_daemon(locate_model(named, progress=True), private=True)
     try:
         daemon.wait_ready(config.start_timeout_s)
+        if captured:
+            _wait_for_graphs(daemon)
         yield daemon
     finally:
         daemon.stop()
+
+
+def _wait_for_graphs(daemon: DaemonProcess) -> None:
+    """Until no graph is left to capture, as the worker reports it once a second. Raises PillionError."""
+    deadline = time.monotonic() + GRAPHS_TIMEOUT_S
+    while time.monotonic() < deadline:
+        (worker,) = (actor for actor in status_of(daemon).actors if actor.name == "gpu_worker")
+        if worker.counters and not worker.gauges.get("graphs_left"):
+            return
+        time.sleep(0.05)
+    raise PillionError(f"the worker has not captured all its steps after {GRAPHS_TIMEOUT_S:g} s")
 
 
 @contextlib.contextmanager

@@ -63,13 +63,14 @@ def run_chaos(
     distinct = distinct_requests(settings.seed, settings.num_distinct, settings.max_tokens)
     started = time.monotonic()
     say(f"{len(distinct)} different requests, undisturbed")
-    with private_daemon(config) as daemon:
+    with private_daemon(config, captured=False) as daemon:
         expected = asyncio.run(_undisturbed(daemon, distinct, settings))
     undisturbed_s = time.monotonic() - started
     requests = in_random_order(settings.seed, distinct, settings.num_requests)
     say(f"{len(requests)} requests and {settings.num_strikes} strikes")
     started = time.monotonic()
-    with private_daemon(msgspec.structs.replace(config, max_restarts=_UNLIMITED)) as daemon:
+    unlimited = msgspec.structs.replace(config, max_restarts=_UNLIMITED)
+    with private_daemon(unlimited, captured=False) as daemon:
         disturbed = asyncio.run(_disturbed(daemon, requests, settings, say))
     faults, num_without_end = compare(expected, disturbed.answers)
     return ChaosReport(

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pillion.actors.gpu_worker import late_graphs as module
+from pillion.actors.gpu_worker.cuda_graphs import GraphCapturer, mixed_shapes
 from pillion.actors.gpu_worker.late_graphs import LateGraphs
 from pillion.actors.gpu_worker.mixed_table import GraphSize, MixedShape
 from pillion.actors.gpu_worker.plan_rows import PlanRows
@@ -198,6 +200,31 @@ class TestAtTheStart:
         assert late.gauges["graphs"] == (3 if is_all_compiled else 8)
         assert late.gauges["graphs_bytes"] == meter.taken_bytes == 10
         assert (late.when_idle(0) is None) == (not is_all_compiled)
+
+    def test_the_first_ones_hold_eight_rows_or_a_prompt_of_128_tokens(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done: list[Any] = []
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+        for name in ("capture_decode", "capture_mixed"):
+            monkeypatch.setattr(GraphCapturer, name, lambda _, size: done.append(size))
+        for name in ("warm_up_ends", "_warm_up_head"):
+            monkeypatch.setattr(GraphCapturer, name, lambda _, name=name: done.append(name))
+        shapes = mixed_shapes(256, 1024, 135_000_000)
+        nothing: Any = None
+        states: Any = SimpleNamespace(max_num_seqs=256)
+        capturer = GraphCapturer(states, nothing, nothing, nothing, nothing, shapes, nothing)
+        capturer.capture_first()
+        mixed = [(128, 16, 8), (256, 16, 8), (256, 256, 8)]
+        assert done == [1, 2, 4, 8, *mixed, "warm_up_ends", "_warm_up_head"]
+        left = [*capturer.left]
+        assert left[:2] == [16, 24]
+        assert left[10:] == [256, *shapes[3:]]
+        done.clear()
+        capturer.capture_all()
+        assert [size for size in done if not isinstance(size, str)] == left
+        assert not capturer.left
+        assert [*capturer.sizes] == [1, 2, 4, 8, *left[:11], *shapes]
 
 
 class TestErrors:

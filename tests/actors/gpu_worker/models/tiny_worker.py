@@ -13,6 +13,7 @@ from pillion.actors.gpu_worker.worker import Worker
 from pillion.messages.codec import pack_ids, unpack_ids, unpack_int64
 from pillion.messages.sampling import TokenSampling
 from pillion.messages.steps import NewSequence, StepOutput, StepPlan
+from pillion.runtime.clock import NS_PER_S
 from pillion.runtime.config import EngineConfig
 
 BLOCKS_EACH = 8
@@ -87,6 +88,12 @@ class TinyWorker:
         sent.clear()
         self.outputs += found
         return found
+
+    def idle(self) -> None:
+        """Nothing comes for as long as the worker has something to do by itself."""
+        now = 0
+        while self.worker.tick(now) is not None:
+            now += NS_PER_S
 
     def give(
         self,
