@@ -17,7 +17,7 @@ from pillion.actors.gpu_worker.sampling.step_end import End, EndResult, EndRows,
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """What is launched inside is captured, in memory of the pool. Waits for the device.
 
-    After an error launches go to the stream that they went to before, and what other threads do is none.
+    What other threads do meanwhile is no error. Behind one, launches go to the stream that they went to before.
     """
     stream = torch.cuda.current_stream()
     try:
@@ -47,8 +47,16 @@ class EndCapturer:
         self._raw: torch.Tensor | None = None
 
     def run_masked(self, end: End, logits: torch.Tensor, rows: EndRows) -> EndResult:
-        """Launches everything for rows that are all masked, which changes nothing; returns an empty result."""
-        masked = EndRows(rows.slots, torch.zeros_like(rows.valid), torch.zeros_like(rows.advance))
+        """Launches everything for as many rows, all masked, which changes nothing; returns an empty result.
+
+        What the rows hold is not read: those of a captured step are made when it is replayed, and lie in memory that
+        other steps have used before.
+        """
+        masked = EndRows(
+            torch.full_like(rows.slots, self._states.max_num_seqs),
+            torch.zeros_like(rows.valid),
+            torch.zeros_like(rows.advance),
+        )
         result = EndResult.empty(end, len(rows.slots), logits.device)
         self.launch(end, logits, masked, result)
         return result

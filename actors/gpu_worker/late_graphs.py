@@ -1,7 +1,4 @@
-"""Graphs that a start has left for later, captured between steps: one at a time, those that steps miss first.
-
-They wait for the device, and take no more than a pool that all graphs share and kernels that were compiled long before.
-"""
+"""Graphs that a start has left for later, captured between steps: one at a time, those that steps miss first."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
