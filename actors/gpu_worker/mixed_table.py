@@ -109,6 +109,5 @@ def fill_mixed_table(
     table.token_rows[:total] = np.arange(num_rows, dtype=np.int32).repeat(lengths)
     tile_rows, tile_starts = cut_queries(lengths[num_decode:], num_decode, shape.num_queries)
     table.tile_rows[: len(tile_rows)] = tile_rows
-    table.tile_starts[:] = 0
     table.tile_starts[: len(tile_rows)] = tile_starts
     return array
