@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from tiny_worker import TinyWorker, tiny_config
 
+from pillion.actors.gpu_worker import cuda_graphs, start_up
 from pillion.actors.gpu_worker.warm_up import EVERYTHING, GREEDY
 
 DEVICE = torch.device("cuda", 0)
@@ -96,8 +97,19 @@ def _cases() -> Iterator[Iterator[Run]]:
 
 
 def steps(folder: Path) -> int:
-    """A start, with its largest step and its captures, then steps of every kind. Returns how many."""
-    rig = TinyWorker.start(tiny_config(folder, str(DEVICE), dtype="bfloat16"))
+    """A start, with its largest step and little captured, then steps of every kind, and captures behind replays.
+
+    Returns how many steps.
+    """
+    config = tiny_config(
+        folder, str(DEVICE), dtype="bfloat16", max_num_batched_tokens=256, tuning_seconds=0.0
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start_up, "has_compiled", lambda _: True)
+        patch.setattr(cuda_graphs, "_FIRST_ROWS", 1)
+        patch.setattr(cuda_graphs, "_FIRST_TOKENS", 0)
+        rig = TinyWorker.start(config)
+    assert rig.worker.gauges["graphs"] == 1
     prompts = [[7] * 40, [3, 4, 5], [8] * 17]
     samplings = [GREEDY, EVERYTHING, GREEDY]
     for turn in range(2):
@@ -110,6 +122,8 @@ def steps(folder: Path) -> int:
         rig.run([(0,), (1,), (2, 0, 17)], repeat=6)
         rig.run([], released=range(3))
         rig.generation = turn + 1
+        rig.idle()
+    assert rig.worker.gauges["graphs_left"] == 0
     assert all(output.failure is None for output in rig.outputs)
     return len(rig.outputs)
 

@@ -49,6 +49,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         max_num_seqs=NUM_SEQS,
         max_num_batched_tokens=512,
         num_kv_blocks=NUM_SEQS * BLOCKS_EACH,
+        tuning_seconds=0.0,
     )
 
     def start(few: bool) -> TinyWorker:
@@ -164,6 +165,7 @@ def test_a_step_of_200_rows_right_behind_the_start(
         max_num_seqs=256,
         max_num_batched_tokens=1024,
         num_kv_blocks=256 * BLOCKS_EACH,
+        tuning_seconds=0.0,
     )
     answers = []
     for few in (False, True):
