@@ -26,6 +26,7 @@ class HostBuffers:
     def __init__(self, allocate: Callable[[int], torch.Tensor] = page_locked) -> None:
         """`allocate` makes a buffer [num_bytes] uint8."""
         self._allocate = allocate
+        # also those that an error kept from being given back
         self._all: list[torch.Tensor] = []
         # size in bytes -> those that nobody uses
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)

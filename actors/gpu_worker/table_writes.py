@@ -38,7 +38,10 @@ class TableWrites:
     def copy(
         self, table: torch.Tensor, slot: int, first: int, words: npt.NDArray[np.int32]
     ) -> None:
-        """Words [n] for a slot's row, from word `first` on: what nothing else writes until the next flush."""
+        """Words [n] for a slot's row, from word `first` on: what nothing else writes until the next flush.
+
+        They are read then.
+        """
         number, at, num_words = self._numbers[id(table)], self._num_words, len(words)
         for start in range(0, num_words, MAX_PIECE_WORDS):
             length = min(num_words - start, MAX_PIECE_WORDS)
@@ -47,7 +50,7 @@ class TableWrites:
         self._num_words += num_words
 
     def flush(self) -> None:
-        """Writes: the tables."""
+        """Writes: the tables. What an error keeps from them goes with the next flush."""
         num_values, num_copied = len(self._values), len(self._pieces)
         if not num_values and not num_copied:
             return
@@ -62,5 +65,5 @@ class TableWrites:
         of_values[:, 3] = np.arange(self._num_words, self._num_words + 2 * num_values, 2)
         of_values[:, 4] = self._value_words[of_values[:, 1]]
         staged = np.concatenate([pieces.ravel(), *self._parts, values.view(np.int32)])
-        self._values, self._pieces, self._parts, self._num_words = {}, [], [], 0
         write_tables(self._tables, self._upload(staged), len(pieces))
+        self._values, self._pieces, self._parts, self._num_words = {}, [], [], 0

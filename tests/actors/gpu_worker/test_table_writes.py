@@ -211,3 +211,19 @@ def test_a_slot_gets_as_many_blocks_as_its_table_holds() -> None:
     one_more = {"append_groups": pack_ids([0]), "append_blocks": pack_ids([7])}
     with pytest.raises(InvariantBroken, match=f"slot 2 gets more than {most} blocks"):
         found.preparer.apply(replace(NO_PLAN, append_slots=pack_ids([2]), **one_more))
+
+
+def test_what_an_error_holds_up_goes_with_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, chance = Tables(torch.device("cpu")), random.Random(3)
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table_writes, "write_tables", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            found.preparer.apply(found.plan(chance))
+    assert len(found.tenants) > 0
+    found.preparer.apply(replace(NO_PLAN, released_slots=pack_ids([NUM_SLOTS - 1])))
+    found.tenants.pop(NUM_SLOTS - 1, None)
+    found.check()
