@@ -29,8 +29,8 @@ class CapturedInputs:
         self._blocks = blocks
         # graph size -> the slots that its device tensor names
         self._graph_slots_np: dict[int, npt.NDArray[np.int32]] = {}
-        # graph size -> its last inputs
-        self._graph_inputs: dict[int, StepInputs] = {}
+        # graph size -> its last inputs, for whom they were asked for, and the states' changes up to then
+        self._graph_inputs: dict[int, tuple[StepInputs, npt.NDArray[np.int32], int]] = {}
 
     def empty_mixed_table(self, shape: MixedShape) -> torch.Tensor:
         """The table of a captured step, with nothing but padding: [shape.size] int32."""
@@ -87,11 +87,19 @@ class CapturedInputs:
         )
 
     def of_decode(self, graph: "DecodeGraph", slots_np: npt.NDArray[np.int32]) -> StepInputs:
-        """The graph's own tensors, with its slots set to these and its other rows masked."""
-        last = self._graph_inputs.get(graph.num_rows)
-        if last is None or not self._are_of(last, slots_np):
-            last = self._graph_inputs[graph.num_rows] = self._new_of_decode(graph, slots_np)
-        return last
+        """The graph's own tensors, with its slots set to these and its other rows masked.
+
+        An array that was given before must hold the same slots.
+        """
+        last, num_changes = self._graph_inputs.get(graph.num_rows), self._states.num_changes
+        if last is not None and last[1] is slots_np and last[2] == num_changes:
+            return last[0]
+        if last is not None and self._are_of(last[0], slots_np):
+            inputs = last[0]
+        else:
+            inputs = self._new_of_decode(graph, slots_np)
+        self._graph_inputs[graph.num_rows] = inputs, slots_np, num_changes
+        return inputs
 
     def _are_of(self, inputs: StepInputs, slots_np: npt.NDArray[np.int32]) -> bool:
         """Whether the rows are in these slots and have the tenants that are there now."""

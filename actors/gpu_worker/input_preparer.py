@@ -9,6 +9,7 @@ import torch
 from pillion.actors.gpu_worker.block_tables import BlockTables
 from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
 from pillion.actors.gpu_worker.cuda_graphs import GraphTable
+from pillion.actors.gpu_worker.decode_repeat import DecodeRepeat
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.plan_rows import PlanRows, prompt_logprob_rows
@@ -72,6 +73,7 @@ class InputPreparer:
         self._graphs = graphs
         self._captured = CapturedInputs(device, states, blocks)
         self._constants = self.decode_constants(np.zeros(0, dtype=np.int32))
+        self._repeat: DecodeRepeat | None = None
         tables = [*states.written_tables(), blocks.table, blocks.capacity]
         self._writes = TableWrites(device.upload, tables)
 
@@ -110,13 +112,11 @@ class InputPreparer:
         Left out are stale generations, finished sequences, rows without capacity and, in repeats, rows
         whose prefill is not complete.
         """
-        slots, generations = _column(plan.slots), _column(plan.generations)
-        states = self._states
-        if execution == 0:
-            self._check_slots(slots)
-        live = (states.generation_np[slots] == generations) & ~states.finished_np[slots]
         if execution:
-            return PlanRows.of_decode(slots[live & self._can_decode(slots)])
+            return self._repeated_rows(plan)
+        slots, states = _column(plan.slots), self._states
+        self._check_slots(slots)
+        live = self._live(plan, slots)
         computed = states.num_computed_np[slots]
         starts = _column(plan.starts).astype(np.int64)
         decode = starts < 0
@@ -131,6 +131,21 @@ class InputPreparer:
         prefill &= ends <= self._blocks.capacity_np[slots]
         decode &= live & self._can_decode(slots)
         return PlanRows(slots[decode], slots[prefill], starts[prefill], ends[prefill])
+
+    def _repeated_rows(self, plan: StepPlan) -> PlanRows:
+        repeat = self._repeat
+        if repeat is None or not repeat.goes_on(plan, self._states):
+            slots = _column(plan.slots)
+            rows = PlanRows.of_decode(slots[self._live(plan, slots) & self._can_decode(slots)])
+            repeat = DecodeRepeat.of(plan, rows, self._states, self._blocks.capacity_np)
+            self._repeat = repeat
+        return repeat.rows
+
+    def _live(self, plan: StepPlan, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """[n] whether the tenants of the plan's slots are those that it means, and have not finished."""
+        states = self._states
+        live: npt.NDArray[np.bool_] = states.generation_np[slots] == _column(plan.generations)
+        return live & ~states.finished_np[slots]
 
     def _can_decode(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """[n] whether all tokens known but the last are computed, and there is room for that one."""
@@ -150,6 +165,9 @@ class InputPreparer:
             self._keep_constants(rows.decode_slots)
             max_seq_len = int(states.num_computed_np[rows.decode_slots].max(initial=-1)) + 1
             inputs = self.decode_inputs(self._constants, max_seq_len)
+        if self._repeat is not None and rows is self._repeat.rows:
+            self._repeat.count_step(states)
+            return inputs
         states.num_computed_np[rows.decode_slots] += 1
         states.num_known_np[rows.decode_slots] += 1
         if num_prefill:

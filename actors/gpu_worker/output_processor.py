@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 
+from pillion.actors.gpu_worker.answered_rows import AnsweredRows, RowBytes
 from pillion.actors.gpu_worker.cuda_graphs import CapturedStep
 from pillion.actors.gpu_worker.device import Device, Download
 from pillion.actors.gpu_worker.model_executor import ModelOutput
@@ -100,6 +101,8 @@ class OutputProcessor:
         self._sampler = sampler
         self._compute_logits = compute_logits
         self._prompt_chunk = max(1, PROMPT_LOGITS_BYTES // (4 * vocab_size))
+        # Of the rows that were answered last. An array that was given before must hold the same.
+        self._known_bytes = RowBytes.of(_NO_ROWS, _NO_ROWS, _NO_ROWS.astype(np.int64))
 
     def apply(self, plan: StepPlan) -> None:
         """Seats the plan's new sequences at the sampler, behind those that it releases."""
@@ -192,19 +195,10 @@ class OutputProcessor:
         columns = _NO_COLUMNS if pending.columns is None else pending.columns.wait()[0]
         waited_ns = now_ns()
         # The columns of a graph are padded.
-        token_ids, positions, all_finish, valid = columns[:, : len(pending.slots_np)]
-        kept = np.flatnonzero(valid)
-        finish = all_finish[kept]
-        slots, generations = pending.slots_np[kept], pending.generations_np[kept]
-        ended = finish != FINISH_NONE
-        self._states.note_finished(slots[ended], generations[ended])
-        failed = finish == FINISH_ERROR
-        logprobs = None
-        if pending.logprobs is not None:
-            rows, arrays = pending.logprob_rows_np, pending.logprobs.wait()
-            if pending.are_logprobs_columns:
-                arrays = [array[..., rows].T for array in arrays]
-            logprobs = _logprobs_message(arrays, rows, kept[~failed], kept)
+        columns = columns[:, : len(pending.slots_np)]
+        answered = self._rows_that_go_on(pending, columns) or self._rows_of_all_kinds(
+            pending, columns
+        )
         if times is not None:
             answered_ns = now_ns()
             times = replace(
@@ -217,6 +211,42 @@ class OutputProcessor:
             step_id=step.step_id,
             plan_id=step.plan_id,
             execution=step.execution,
+            prompt_logprobs=prompt_logprobs,
+            times=times,
+            plan_epoch=step.plan_epoch,
+            **answered._asdict(),
+        )
+
+    def _rows_that_go_on(
+        self, pending: PendingOutput, columns: npt.NDArray[np.int32]
+    ) -> AnsweredRows | None:
+        """None if any row did not get a token, has ended or wants log-probabilities."""
+        if pending.logprobs is not None:
+            return None
+        known, slots, generations = self._known_bytes, pending.slots_np, pending.generations_np
+        if known.slots_np is not slots or known.generations_np is not generations:
+            known = RowBytes.of(slots, generations, pending.sequence_ids_np)
+            self._known_bytes = known
+        return known.answer(columns)
+
+    def _rows_of_all_kinds(
+        self, pending: PendingOutput, columns: npt.NDArray[np.int32]
+    ) -> AnsweredRows:
+        token_ids, positions, all_finish, valid = columns
+        kept = np.flatnonzero(valid)
+        finish = all_finish[kept]
+        slots, generations = pending.slots_np[kept], pending.generations_np[kept]
+        ended = finish != FINISH_NONE
+        if ended.any():
+            self._states.note_finished(slots[ended], generations[ended])
+        failed = finish == FINISH_ERROR
+        logprobs = None
+        if pending.logprobs is not None:
+            rows, arrays = pending.logprob_rows_np, pending.logprobs.wait()
+            if pending.are_logprobs_columns:
+                arrays = [array[..., rows].T for array in arrays]
+            logprobs = _logprobs_message(arrays, rows, kept[~failed], kept)
+        return AnsweredRows(
             sequence_ids=pending.sequence_ids_np[kept].tobytes(),
             slots=slots.tobytes(),
             generations=generations.tobytes(),
@@ -225,10 +255,7 @@ class OutputProcessor:
             token_ids=token_ids[kept[~failed]].tobytes(),
             finish=finish.astype(np.uint8).tobytes(),
             logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            times=times,
             errors=dict.fromkeys(np.flatnonzero(failed).tolist(), NOT_FINITE),
-            plan_epoch=step.plan_epoch,
         )
 
     def _withhold(self, inputs: StepInputs, rows: npt.NDArray[np.intp]) -> None:

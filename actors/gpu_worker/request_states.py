@@ -58,6 +58,8 @@ class RequestStates:
         self.finished_np = np.ones(max_num_seqs, dtype=np.bool_)
         # prompts of slots whose prompt log-probabilities were asked for, and how many beside the token's own
         self.prompt_logprobs: dict[int, tuple[npt.NDArray[np.int32], int]] = {}
+        # Counts whatever happens to slots but steps: a tenant comes, ends or leaves, or a token is taken back.
+        self.num_changes = 0
 
     def written_tables(self) -> list[torch.Tensor]:
         """What `add` and `release` write on the device."""
@@ -91,6 +93,7 @@ class RequestStates:
 
     def _note_tenant(self, new: NewSequence, tokens: npt.NDArray[np.int32]) -> None:
         slot = new.slot
+        self.num_changes += 1
         self.generation_np[slot] = new.generation
         self.sequence_id_np[slot] = new.sequence_id
         self.num_computed_np[slot] = new.num_computed_tokens
@@ -102,6 +105,7 @@ class RequestStates:
 
     def release(self, slots: npt.NDArray[np.int32], writes: TableWrites) -> None:
         """Frees slots; their rows in later plans are stale. Freeing a free slot changes nothing."""
+        self.num_changes += 1
         self.generation_np[slots] = FREE
         self.finished_np[slots] = True
         released = slots.tolist()
@@ -111,6 +115,7 @@ class RequestStates:
 
     def withhold(self, slots: npt.NDArray[np.integer]) -> None:
         """The host takes back the tokens that it foresaw: these slots compute their last known one again."""
+        self.num_changes += 1
         self.num_known_np[slots] -= 1
         self.num_computed_np[slots] = self.num_known_np[slots] - 1
 
@@ -118,6 +123,7 @@ class RequestStates:
         self, slots: npt.NDArray[np.int32], generations: npt.NDArray[np.int32]
     ) -> None:
         """The host learns that the device has finished these tenants."""
+        self.num_changes += 1
         same = self.generation_np[slots] == generations
         self.finished_np[slots[same]] = True
 

@@ -93,7 +93,6 @@ class StepPipeline:
             rows = self._rows(plan, execution)
             if execution and not len(rows):
                 return False
-            sequence_ids = rows_of(self._states, plan, rows)
             if len(rows):
                 self.step_counters.step_begins(started_ns)
                 if self._late_graphs is not None:
@@ -101,9 +100,13 @@ class StepPipeline:
                     self._late_graphs.before_step(rows, started_ns, may_wait=not execution)
                 inputs = self._input_preparer.prepare(rows)
                 prepared_ns = clock_ns()
+                # Without prefill rows each row samples.
+                has_prefill = len(rows.prefill_slots) > 0
                 self.open = ForwardStep(
                     identity=step,
-                    sequence_ids=sequence_ids,
+                    sequence_ids=rows_of(self._states, plan, rows)
+                    if has_prefill
+                    else inputs.sample_sequence_ids_np,
                     num_rows=len(rows),
                     inputs=inputs,
                     output=self._executor.execute(inputs),
@@ -116,7 +119,8 @@ class StepPipeline:
             return True
         self._next_step_id += 1
         if self.open is None:
-            self._launched.add(LaunchedStep(step, sequence_ids, PendingOutput.of_nothing()))
+            nothing = PendingOutput.of_nothing()
+            self._launched.add(LaunchedStep(step, nothing.sequence_ids_np, nothing))
         return True
 
     def _rows(self, plan: StepPlan, execution: int) -> PlanRows:

@@ -3,9 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
+from eager_graphs import add_eager_graphs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from pillion.actors.gpu_worker.input_preparer import InputPreparer
+from pillion.actors.gpu_worker.plan_rows import PlanRows
+from pillion.messages.steps import StepPlan
 
 NUM_SLOTS = 4
 BLOCK_SIZE = 4
@@ -140,6 +146,26 @@ class Scheduler:
                 sequence.tokens.append(token)
 
 
+@pytest.fixture
+def rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were kept from the execution before are those that a choice would find."""
+    rows = InputPreparer.rows
+
+    def checked(self: InputPreparer, plan: StepPlan, execution: int) -> PlanRows:
+        found, repeat = rows(self, plan, execution), self._repeat
+        if execution:
+            self._repeat = None
+            np.testing.assert_array_equal(
+                found.decode_slots, rows(self, plan, execution).decode_slots
+            )
+        self._repeat = repeat
+        return found
+
+    monkeypatch.setattr(InputPreparer, "rows", checked)
+
+
+@pytest.mark.usefixtures("rows_are_checked")
+@pytest.mark.parametrize("has_graphs", [False, True])
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 @settings(
     max_examples=25,
@@ -148,9 +174,11 @@ class Scheduler:
 )
 @given(data=st.data())
 def test_every_sequence_gets_its_own_answer(
-    make_rig: Any, steps_in_flight: int, data: st.DataObject
+    make_rig: Any, steps_in_flight: int, has_graphs: bool, data: st.DataObject
 ) -> None:
     rig = make_rig(steps_in_flight=steps_in_flight)
+    if has_graphs:
+        add_eager_graphs(rig)
     scheduler = Scheduler(rig, data)
     scheduler.run()
     for sequence in scheduler.sequences:
