@@ -59,7 +59,7 @@ class RowBytes:
         )
 
     def answer(self, columns: npt.NDArray[np.int32]) -> AnsweredRows | None:
-        """Of the columns [4, num_rows] that a step leaves for the host; None unless each row has a token and goes on."""
+        """Of the columns [4, num_rows] that a step leaves for the host; None unless all rows have a token and go on."""
         if columns[2:].tobytes() != self.going_on:
             return None
         return AnsweredRows(

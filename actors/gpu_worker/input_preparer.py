@@ -113,12 +113,14 @@ class InputPreparer:
         whose prefill is not complete.
         """
         if execution:
-            return self._repeated_rows(plan)
+            return self._only_decoding(plan)
         slots, states = _column(plan.slots), self._states
         self._check_slots(slots)
+        starts = _column(plan.starts).astype(np.int64)
+        if starts.max(initial=-1) < 0:
+            return self._only_decoding(plan)
         live = self._live(plan, slots)
         computed = states.num_computed_np[slots]
-        starts = _column(plan.starts).astype(np.int64)
         decode = starts < 0
         prefill = live & ~decode
         ends = starts + _column(plan.num_tokens)
@@ -132,7 +134,8 @@ class InputPreparer:
         decode &= live & self._can_decode(slots)
         return PlanRows(slots[decode], slots[prefill], starts[prefill], ends[prefill])
 
-    def _repeated_rows(self, plan: StepPlan) -> PlanRows:
+    def _only_decoding(self, plan: StepPlan) -> PlanRows:
+        """Those of the plan's rows that can decode; what the execution before has found, if it still holds."""
         repeat = self._repeat
         if repeat is None or not repeat.goes_on(plan, self._states):
             slots = _column(plan.slots)
