@@ -157,7 +157,7 @@ class OutputProcessor:
         if inputs.graph is not None and output.logits is not None:
             end = self._sampler.end_for(slots_np)
             ended = self._replay_end(end, inputs.graph, inputs, output.logits)
-            columns = self._device.download([ended.columns])
+            columns = self._device.download_again(ended.columns)
             wanted = self._sampler.logprobs.wanted(slots_np) if end is End.FULL else None
             if wanted is not None:
                 logprob_rows_np, num_top = wanted

@@ -6,6 +6,7 @@ import torch
 
 from pillion.actors.gpu_worker.device import Copies, Device, Download, choose_device
 from pillion.actors.gpu_worker.host_buffers import HostBuffers, SentBuffers, page_locked
+from pillion.actors.gpu_worker.kept_copies import KeptCopies
 from pillion.runtime.errors import ConfigError
 
 
@@ -137,6 +138,75 @@ def test_a_buffer_is_written_again_only_when_the_copy_out_of_it_is_done() -> Non
     assert len(events) == 4  # they are used again too
 
 
+class TestKeptCopies:
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """What the device is told, in order; copies on the CPU are done at once."""
+        calls: list[str] = []
+
+        class Event:
+            def record(self, stream: str) -> None:
+                calls.append(f"record on {stream}")
+
+            def query(self) -> bool:
+                return True
+
+            def synchronize(self) -> None:
+                calls.append("synchronize")
+
+        class Stream(str):
+            def wait_event(self, event: Event) -> None:
+                calls.append(f"{self} waits")
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: calls.append(f"to {stream}"))
+        self.streams = Stream("steps"), Stream("copies")
+        return calls
+
+    def start(self, copies: KeptCopies) -> Download:
+        return Download((), copies.start(*self.streams))  # type: ignore[arg-type]
+
+    @pytest.mark.usefixtures("calls")
+    def test_arrays_stay_and_a_place_is_used_again_when_its_copy_is_gone(self) -> None:
+        made: list[torch.Tensor] = []
+
+        def allocate(num_bytes: int) -> torch.Tensor:
+            made.append(torch.empty(num_bytes, dtype=torch.uint8))
+            return made[-1]
+
+        columns = torch.zeros((4, 100), dtype=torch.int32)
+        copies, under_way, found = KeptCopies(columns, HostBuffers(allocate)), [], []
+        for step in range(6):
+            columns.fill_(step)
+            under_way.append(self.start(copies))
+            assert under_way[0].is_ready()
+            if step == 2:
+                under_way.pop()  # nobody has read it
+            elif len(under_way) == 2:
+                found += under_way.pop(0).wait()
+        assert [array.tolist() for array in found] == [[[n] * 100] * 4 for n in (0, 1, 3, 4)]
+        assert len(made) == 2
+
+    def test_it_is_behind_what_was_launched_and_nothing_waits_but_who_reads(
+        self, calls: list[str]
+    ) -> None:
+        download = self.start(
+            KeptCopies(torch.zeros(3), HostBuffers(lambda size: torch.empty(size).byte()))
+        )
+        launched = ["record on steps", "copies waits", "to copies", "to steps", "record on copies"]
+        assert calls == launched
+        download.wait()
+        assert calls == [*launched, "synchronize"]
+
+    def test_a_copy_that_fails_leaves_the_current_stream_as_it_was(self, calls: list[str]) -> None:
+        copies = KeptCopies(torch.zeros(3), HostBuffers(lambda size: torch.empty(size).byte()))
+        self.start(copies)
+        copies._tensor = torch.zeros(5)
+        with pytest.raises(RuntimeError):
+            self.start(copies)
+        assert calls[-1] == "to steps"
+
+
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -199,3 +269,27 @@ def test_uploads_use_their_memory_again_and_arrive_as_they_were() -> None:
         for tensor, array in zip(tensors, arrays, strict=True):
             np.testing.assert_array_equal(tensor.cpu().numpy(), array, strict=True)
     assert len(made) <= 150  # those of 50 steps in three sizes
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_copies_of_one_tensor_have_what_it_held_and_use_their_memory_again() -> None:
+    device = Device(torch.device("cuda", 0))
+    made: list[torch.Tensor] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        made.append(page_locked(num_bytes))
+        return made[-1]
+
+    device._buffers = HostBuffers(allocate)
+    turns = [torch.zeros((4, 256), dtype=torch.int32, device=device.device) for _ in range(2)]
+    stream, under_way, found = torch.cuda.current_stream(), [], []
+    for step in range(50):
+        turns[step % 2].fill_(step)
+        under_way.append(device.download_again(turns[step % 2]))
+        if len(under_way) == 2:
+            found += under_way.pop(0).wait()
+    assert torch.cuda.current_stream() == stream
+    for step, array in enumerate(found):
+        np.testing.assert_array_equal(array, np.full((4, 256), step))
+    assert len(made) == 2
