@@ -1,8 +1,8 @@
 """Attention of one new token per row over its paged KV cache, split along the sequence.
 
 A program owns one row, one KV head (with the query heads that share it; of more than 16 an equal part) and one
-split of the row's blocks. The longer a row is beside the others, the more splits it has: the longest does not hold
-up the launch. The program that finishes last for its row and head merges the splits, so there is no second kernel.
+split of the row's blocks; a long row has more splits, for it may be alone among short ones. The program that finishes
+last for its row and head merges the splits, so there is no second kernel.
 """
 
 import functools
@@ -18,41 +18,34 @@ _LOG2_E = 1.4426950408889634
 _MOST_HEADS = 16
 # Programs of a split launch at most.
 _MOST_PROGRAMS = 8192
-# Up to so many pairs of a row and a KV head: tokens per step, and splits of a row that is as long as others, for heads
-# of up to 64 and of more elements, and for more pairs than that.
-_NARROW = {32: (32, 16), 128: (32, 8), 320: (32, 4), 512: (16, 4), 700: (16, 2)}
-_WIDE = {32: (16, 16), 128: (16, 8), 256: (16, 4)}
-_MANY = ((32, 1), (16, 1))
-# A row may have so many times the splits of one that is as long as others.
-_UNEVEN = 2
+# Up to so many pairs of a row and a KV head: tokens per step of a program, its warps, and splits of a row, for heads of
+# up to 64 and of more elements. The last is also for more pairs than that.
+_NARROW = {
+    32: (32, 1, 16),
+    128: (32, 1, 8),
+    320: (32, 1, 4),
+    400: (16, 1, 4),
+    700: (16, 1, 2),
+    1400: (32, 1, 1),
+    2000: (64, 2, 1),
+    2048: (32, 1, 1),
+}
+# Of (16, 1, 1) a device runs 1,188 programs at once: a few more would leave most of it without work.
+_WIDE = {
+    32: (16, 1, 16),
+    128: (16, 1, 8),
+    256: (16, 1, 4),
+    384: (16, 1, 2),
+    1188: (16, 1, 1),
+    1800: (32, 1, 1),
+    2048: (16, 1, 1),
+}
+# A row may have more splits for each so many tokens, up to this number.
+_LONG_SPLIT_TOKENS = 2048
+_MOST_SPLITS = 8
 # Pairs with which layers are faster if the launch behind is let in at once, for narrow and wide heads; measured with
 # `benchmarks/tune_fused_linear.py`.
 _EARLY = (range(33, 129), range(33, 513))
-
-
-@triton.jit
-def _tokens_of_a_split(
-    span, seq_lens_ptr, WINDOW: tl.constexpr, BLOCK_T: tl.constexpr, SPLITS: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Where a row attends `span` tokens, and one that attends as many as rows do on average has SPLITS splits."""
-    splits = 1
-    if MOST_SPLITS > 1:
-        num_rows = tl.num_programs(0)
-        lane = tl.arange(0, 256)
-        sums = tl.zeros((256,), dtype=tl.int32)
-        for first in range(0, num_rows, 256):
-            spans = tl.load(seq_lens_ptr + first + lane, mask=first + lane < num_rows, other=0)
-            if WINDOW > 0:
-                spans = tl.minimum(spans, WINDOW)
-            sums += spans
-        share = tl.cdiv(tl.sum(sums, axis=0), num_rows * SPLITS)
-        if SPLITS == 1:
-            # A second split for a few tokens more would cost more than it saves.
-            share += share // 4
-        splits = tl.minimum(tl.cdiv(span, tl.maximum(share, BLOCK_T)), MOST_SPLITS)
-        splits = tl.maximum(splits, 1)
-    return tl.cdiv(tl.cdiv(span, splits), BLOCK_T) * BLOCK_T
 
 
 @triton.jit
@@ -124,6 +117,7 @@ def decode_attention_kernel(
     BLOCK_T: tl.constexpr,
     SPLITS: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
+    LONG_SPLIT_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -141,7 +135,9 @@ def decode_attention_kernel(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(seq_len - WINDOW, 0)
-    chunk = _tokens_of_a_split(seq_len - first, seq_lens_ptr, WINDOW, BLOCK_T, SPLITS, MOST_SPLITS)
+    span = seq_len - first
+    splits = tl.minimum(tl.maximum(tl.cdiv(span, LONG_SPLIT_TOKENS), SPLITS), MOST_SPLITS)
+    chunk = tl.cdiv(tl.cdiv(span, splits), BLOCK_T) * BLOCK_T
     start = first + split * chunk
     end = tl.minimum(start + chunk, seq_len)
     g = tl.arange(0, 16)
@@ -191,7 +187,7 @@ def decode_attention_kernel(
         top = new_top
     if PDL and not EARLY:
         gdc_launch_dependents()
-    active = tl.cdiv(seq_len - first, chunk)
+    active = tl.cdiv(span, chunk)
     if active == 1:
         tl.store(out_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=out_mask)
         return
@@ -246,7 +242,7 @@ class Setting(NamedTuple):
     """How the work is cut: tokens per step of a program, its warps, loads in flight, splits of a sequence.
 
     `early`: the launch behind is let in from the start on, so that it can ask for its weights meanwhile.
-    `most_splits`: of a sequence that is longer than the others; 0: no more than of all.
+    `most_splits`: of a long sequence; 0: no more than of any.
     """
 
     block_tokens: int
@@ -260,23 +256,19 @@ class Setting(NamedTuple):
 def best_setting(num_pairs: int, head_dim: int) -> Setting:
     """For so many pairs of a row and a KV head, the same for every length.
 
-    Measured with `benchmarks/tune_decode_attention.py` on an H200 for rows of 512 tokens and of 160 to 1,280:
-    programs of one warp, which never waits for another.
+    Measured with `benchmarks/tune_decode_attention.py` on an H200, for rows of 384 to 1,280 tokens of one length and of
+    many.
     """
     is_wide = head_dim > 64
     table = _WIDE if is_wide else _NARROW
-    block_tokens, splits = next(
-        (setting for most, setting in table.items() if num_pairs <= most), _MANY[is_wide]
+    block_tokens, warps, splits = next(
+        (setting for most, setting in table.items() if num_pairs <= most), table[max(table)]
     )
-    most_splits = splits * _UNEVEN if num_pairs * splits * _UNEVEN <= _MOST_PROGRAMS else splits
-    return Setting(
-        block_tokens,
-        1,
-        3,
-        splits,
-        early=num_pairs in _EARLY[is_wide],
-        most_splits=most_splits,
-    )
+    most_splits = splits
+    while most_splits < _MOST_SPLITS and 2 * most_splits * num_pairs <= _MOST_PROGRAMS:
+        most_splits *= 2
+    early = num_pairs in _EARLY[is_wide]
+    return Setting(block_tokens, warps, 3, splits, early, most_splits)
 
 
 def parts_of(group: int) -> int:
@@ -340,6 +332,7 @@ def decode_attention(
         BLOCK_T=setting.block_tokens,
         SPLITS=setting.splits,
         MOST_SPLITS=most_splits,
+        LONG_SPLIT_TOKENS=_LONG_SPLIT_TOKENS,
         WINDOW=sliding_window or 0,
         STAGES=setting.stages,
         PDL=pdl,
