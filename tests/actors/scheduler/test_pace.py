@@ -74,6 +74,23 @@ def test_pieces_do_not_shrink_where_that_makes_no_step_shorter() -> None:
     assert 1800 < pace.tokens(8, 1) < 2200
 
 
+def test_a_crowd_shows_what_tokens_cost_before_streams_have_had_a_step_alone() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=1.7, token_ms=0.0006, fixed_ms=0.4)
+    device.step(8192)
+    for _ in range(5):
+        assert pace.tokens(200, 30) == 8192
+        device.step(8192)
+    assert pace.tokens(230, 20) == FIRST_TOKENS  # steps of one size show no more
+    steps = [device.step(pace.tokens(230, 20)) for _ in range(10)]
+    assert pace.tokens(230, 20) > 1500
+    assert max(steps) < 2 * 2.1
+    # Then they have one, and two of them are what a step may take.
+    for _ in range(3):
+        device.step()
+    assert 1.9 * 1.7 < device.step(pace.tokens(230, 20)) < 2.1 * 1.7
+
+
 def test_it_follows_a_prompt_whose_tokens_become_dearer() -> None:
     pace = Pace(8192)
     device = Device(pace, decode_ms=4, token_ms=0.01)
