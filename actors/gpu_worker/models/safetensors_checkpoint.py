@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pillion.actors.gpu_worker.models.hf_config import read_hf_config
+from pillion.actors.gpu_worker.models.staged_copy import copy_weight
 from pillion.actors.gpu_worker.quantization.stored_tensor import FourBitWeight, StoredTensor
 from pillion.runtime.errors import ModelError
 
@@ -57,7 +58,7 @@ class _SafetensorsTensor:
 
     def copy_to(self, out: torch.Tensor) -> None:
         # The source is a view of the memory map: nothing but `out` is allocated.
-        out.copy_(self._file.get_tensor(self._name))
+        copy_weight(self._file.get_tensor(self._name), out)
 
     def four_bit(self) -> FourBitWeight | None:
         return None
