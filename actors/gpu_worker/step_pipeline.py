@@ -100,13 +100,12 @@ class StepPipeline:
                     self._late_graphs.before_step(rows, started_ns, may_wait=not execution)
                 inputs = self._input_preparer.prepare(rows)
                 prepared_ns = clock_ns()
-                # Without prefill rows each row samples.
-                has_prefill = len(rows.prefill_slots) > 0
+                sequence_ids = inputs.sample_sequence_ids_np
+                if len(rows.prefill_slots):  # of which not all may sample
+                    sequence_ids = rows_of(self._states, plan, rows)
                 self.open = ForwardStep(
                     identity=step,
-                    sequence_ids=rows_of(self._states, plan, rows)
-                    if has_prefill
-                    else inputs.sample_sequence_ids_np,
+                    sequence_ids=sequence_ids,
                     num_rows=len(rows),
                     inputs=inputs,
                     output=self._executor.execute(inputs),

@@ -46,6 +46,9 @@ PLANS_OF_A_KIND = 25
 PROMPT_LENGTHS = [1, 5, 30, 64]  # pieces of more than 64 tokens would be attended by another kernel
 BLOCK_SIZE = 8
 VOCAB_SIZE = 160
+ANSWER_COLUMNS = (
+    "sequence_ids", "slots", "generations", "positions", "num_tokens", "token_ids", "finish",
+)  # fmt: skip
 
 
 def sampling(chance: random.Random, end: End) -> TokenSampling:
@@ -294,7 +297,7 @@ def test_graphs_that_run_ahead_answer_as_steps_one_by_one(
         outputs, expected = run(captured, plan, masks), run(plain, plan, masks)
         assert len(outputs) == len(expected)
         for got, want in zip(outputs, expected, strict=True):
-            for name in ("sequence_ids", "slots", "positions", "token_ids", "finish"):
+            for name in ANSWER_COLUMNS:
                 assert getattr(got, name) == getattr(want, name), (plan.plan_id, name)
             assert (got.logprobs is None) == (want.logprobs is None)
             if got.logprobs is not None and want.logprobs is not None:
