@@ -27,7 +27,7 @@ class KeptCopies:
         copy = KeptCopy(place, self._free)
         place.computed.record(stream)
         copy_stream.wait_event(place.computed)
-        # Half of what a `with` takes.
+        # A `with` would ask for the current stream once more and compare devices.
         torch.cuda.set_stream(copy_stream)
         try:
             place.host.copy_(self._tensor, non_blocking=True)
