@@ -10,8 +10,10 @@ SLOWDOWN: Final = 2.0
 STREAMS_PER_PROMPT: Final = 8
 # Tokens take at least so much of the time that any prompt costs a step.
 LEAST_SHARE: Final = 0.5
-# Tokens before anything was measured, and however slow they are.
-FIRST_TOKENS: Final = 256
+# Tokens of a step, those of streams included, before anything was measured; devices take so many by the kernels of
+# decode steps.
+FIRST_STEP_TOKENS: Final = 256
+# Tokens of prompts, however slow they are.
 LEAST_TOKENS: Final = 64
 # A step has at most so many times the tokens of those that showed the price.
 GROWTH: Final = 2.0
@@ -64,7 +66,7 @@ class Pace:
         """The most tokens of so many prompts in a step with so many streams."""
         if (num_prompts - 1) * STREAMS_PER_PROMPT >= num_streams:
             return self._max_tokens
-        wanted = float(FIRST_TOKENS)
+        wanted = float(FIRST_STEP_TOKENS - num_streams)
         fixed_ns, token_ns = self._prompts.fixed_ns, self._prompts.token_ns
         if token_ns and (self._decode_ns is not None or fixed_ns):
             spare_ns = (SLOWDOWN - 1) * (self._decode_ns or 0.0) - fixed_ns

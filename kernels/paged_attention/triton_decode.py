@@ -40,9 +40,10 @@ _WIDE = {
     1800: (32, 1, 1),
     2048: (16, 1, 1),
 }
-# A row may have more splits for each so many tokens, up to this number.
+# A row may have more splits, one for each so many tokens, up to this number. More would cost all steps: splits that
+# no row has are launched too, some thousand in a microsecond.
 _LONG_SPLIT_TOKENS = 2048
-_MOST_SPLITS = 8
+_MOST_SPLITS = 4
 # Pairs with which layers are faster if the launch behind is let in at once, for narrow and wide heads; measured with
 # `benchmarks/tune_fused_linear.py`.
 _EARLY = (range(33, 129), range(33, 513))
@@ -264,9 +265,8 @@ def best_setting(num_pairs: int, head_dim: int) -> Setting:
     block_tokens, warps, splits = next(
         (setting for most, setting in table.items() if num_pairs <= most), table[max(table)]
     )
-    most_splits = splits
-    while most_splits < _MOST_SPLITS and 2 * most_splits * num_pairs <= _MOST_PROGRAMS:
-        most_splits *= 2
+    fits = num_pairs * _MOST_SPLITS <= _MOST_PROGRAMS
+    most_splits = max(splits, _MOST_SPLITS) if fits else splits
     early = num_pairs in _EARLY[is_wide]
     return Setting(block_tokens, warps, 3, splits, early, most_splits)
 

@@ -24,7 +24,7 @@ DEVICES = [
 @pytest.mark.parametrize(
     ("lengths", "setting", "splits"),
     [
-        # No row is long: all have the same.
+        # No row is long: all have the same splits.
         ((64, 60, 200, 0), Setting(16, 1, 2, 1, most_splits=4), (1, 1, 1, 0)),
         ((64, 64, 400, 33), Setting(16, 1, 2, 2, most_splits=4), (2, 2, 2, 2)),
         ((64, 64), Setting(16, 1, 2, 8, most_splits=8), (4, 4)),
