@@ -10,9 +10,9 @@ SLOWDOWN: Final = 2.0
 STREAMS_PER_PROMPT: Final = 8
 # Tokens take at least so much of the time that any prompt costs a step.
 LEAST_SHARE: Final = 0.5
-# Tokens of a step, those of streams included, before anything was measured; devices take so many by the kernels of
-# decode steps.
-FIRST_STEP_TOKENS: Final = 256
+# Tokens of the first pieces of a prompt; streams count if that leaves half of them. Steps of so many tokens may take
+# the kernels of decode steps.
+FIRST_TOKENS: Final = 256
 # Tokens of prompts, however slow they are.
 LEAST_TOKENS: Final = 64
 # A step has at most so many times the tokens of those that showed the price.
@@ -42,6 +42,7 @@ class Pace:
         self._decode_ns: float | None = None
         self._prompts = _PromptCosts()
         self._largest = 0.0  # tokens of recent steps
+        self._follows_streams_alone = False  # the newest step that taught anything had no prompts
         self._last_answer_ns: int | None = None
 
     def note(self, times: StepTimes | None, sent_ns: int, answered_ns: int) -> None:
@@ -53,6 +54,7 @@ class Pace:
             return
         step_ns = float(answered_ns - before)
         num_tokens = times.num_prefill_tokens
+        self._follows_streams_alone = num_tokens == 0
         if num_tokens == 0:
             if self._decode_ns is None:
                 self._prompts.take_off(step_ns)
@@ -66,12 +68,16 @@ class Pace:
         """The most tokens of so many prompts in a step with so many streams."""
         if (num_prompts - 1) * STREAMS_PER_PROMPT >= num_streams:
             return self._max_tokens
-        wanted = float(FIRST_STEP_TOKENS - num_streams)
+        first = FIRST_TOKENS - num_streams if 2 * num_streams <= FIRST_TOKENS else FIRST_TOKENS
+        wanted = float(first)
         fixed_ns, token_ns = self._prompts.fixed_ns, self._prompts.token_ns
         if token_ns and (self._decode_ns is not None or fixed_ns):
             spare_ns = (SLOWDOWN - 1) * (self._decode_ns or 0.0) - fixed_ns
             wanted = max(spare_ns, LEAST_SHARE * fixed_ns) / token_ns
             wanted = min(wanted, GROWTH * max(self._largest, LEAST_TOKENS))
+        if self._follows_streams_alone:
+            # What prompts showed before may be long ago, and large pieces never show that small ones cost less.
+            wanted = min(wanted, first)
         return int(min(max(wanted, LEAST_TOKENS), self._max_tokens))
 
 

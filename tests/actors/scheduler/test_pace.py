@@ -1,6 +1,6 @@
 """The share of a step that prompts get beside running streams."""
 
-from pillion.actors.scheduler.pace import FIRST_STEP_TOKENS, LEAST_TOKENS, Pace
+from pillion.actors.scheduler.pace import FIRST_TOKENS, LEAST_TOKENS, Pace
 from pillion.messages.steps import StepTimes
 
 MS = 1_000_000
@@ -40,7 +40,7 @@ def test_a_long_prompt_lets_a_stream_go_on() -> None:
     device = Device(pace, decode_ms=4, token_ms=0.02)
     for _ in range(3):
         device.step()
-    assert pace.tokens(1, 1) == FIRST_STEP_TOKENS - 1
+    assert pace.tokens(1, 1) == FIRST_TOKENS - 1
     steps = [device.step(pace.tokens(1, 1)) for _ in range(20)]
     assert max(steps[2:]) < 2.2 * 4
     assert min(steps[2:]) > 1.8 * 4
@@ -81,14 +81,39 @@ def test_a_crowd_shows_what_tokens_cost_before_streams_have_had_a_step_alone() -
     for _ in range(5):
         assert pace.tokens(200, 30) == 8192
         device.step(8192)
-    assert pace.tokens(230, 20) == LEAST_TOKENS  # steps of one size show no more
+    assert pace.tokens(230, 20) == FIRST_TOKENS  # steps of one size show no more
     steps = [device.step(pace.tokens(230, 20)) for _ in range(10)]
     assert pace.tokens(230, 20) > 1200
     assert max(steps) < 2 * 2.1
     # Then they have one, and two of them are what a step may take.
     for _ in range(3):
         device.step()
-    assert 1.9 * 1.7 < device.step(pace.tokens(230, 20)) < 2.1 * 1.7
+    device.step(pace.tokens(230, 20))
+    assert 1.8 * 1.7 < device.step(pace.tokens(230, 20)) < 2.1 * 1.7
+
+
+def test_the_first_pieces_of_a_prompt_are_small_whatever_earlier_ones_showed() -> None:
+    """A device that takes up to 256 tokens as fast as the streams' steps, and more of them in another way."""
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=0.57, token_ms=0.0007)
+
+    def step(num_tokens: int) -> float:
+        device.fixed_ms = 0.4 if num_tokens + 8 <= FIRST_TOKENS else 0.9
+        return device.step(num_tokens)
+
+    step(8)
+    for _ in range(5):
+        step(4000)  # a crowd
+    for _ in range(3):
+        slowest, left = 0.0, 4096
+        for _ in range(30):
+            step(0)
+        assert pace.tokens(8, 1) <= FIRST_TOKENS - 8
+        while left > 0:
+            num_tokens = min(left, pace.tokens(8, 1))
+            left -= num_tokens
+            slowest = max(slowest, step(num_tokens))
+    assert slowest < 3 * 0.57
 
 
 def test_it_follows_a_prompt_whose_tokens_become_dearer() -> None:
@@ -104,8 +129,8 @@ def test_it_follows_a_prompt_whose_tokens_become_dearer() -> None:
 def test_nothing_is_held_back_without_streams_or_where_many_prompts_wait() -> None:
     pace = Pace(8192)
     assert pace.tokens(0, 1) == 8192
-    assert pace.tokens(1, 1) == FIRST_STEP_TOKENS - 1
-    assert pace.tokens(64, 8) == FIRST_STEP_TOKENS - 64
+    assert pace.tokens(1, 1) == FIRST_TOKENS - 1
+    assert pace.tokens(64, 8) == FIRST_TOKENS - 64
     assert pace.tokens(64, 9) == 8192
 
 
@@ -164,4 +189,4 @@ def test_steps_without_rows_teach_nothing() -> None:
     pace = Pace(8192)
     pace.note(None, 0, 5)
     pace.note(None, 0, 10)
-    assert pace.tokens(1, 1) == FIRST_STEP_TOKENS - 1
+    assert pace.tokens(1, 1) == FIRST_TOKENS - 1
