@@ -27,9 +27,8 @@ class CapturedInputs:
         self._device = device
         self._states = states
         self._blocks = blocks
-        # graph size -> the slots that its device tensor names
-        self._graph_slots_np: dict[int, npt.NDArray[np.int32]] = {}
-        # graph size -> its last inputs, for whom they were asked for, and the states' changes up to then
+        # graph size -> its last inputs, for whom they were asked for, and the states' changes up to then; the graph's
+        # slots on the device are those of these inputs
         self._graph_inputs: dict[int, tuple[StepInputs, npt.NDArray[np.int32], int]] = {}
 
     def empty_mixed_table(self, shape: MixedShape) -> torch.Tensor:
@@ -94,30 +93,29 @@ class CapturedInputs:
         last, num_changes = self._graph_inputs.get(graph.num_rows), self._states.num_changes
         if last is not None and last[1] is slots_np and last[2] == num_changes:
             return last[0]
-        if last is not None and self._are_of(last[0], slots_np):
+        has_slots = last is not None and np.array_equal(last[0].sample_slots_np, slots_np)
+        if last is not None and has_slots and self._has_tenants_of_now(last[0]):
             inputs = last[0]
         else:
             inputs = self._new_of_decode(graph, slots_np)
+        if not has_slots:
+            padded_np = np.full(graph.num_rows, self._states.max_num_seqs, dtype=np.int64)
+            padded_np[: len(slots_np)] = slots_np
+            self._device.write(graph.slots, padded_np)
         self._graph_inputs[graph.num_rows] = inputs, slots_np, num_changes
         return inputs
 
-    def _are_of(self, inputs: StepInputs, slots_np: npt.NDArray[np.int32]) -> bool:
-        """Whether the rows are in these slots and have the tenants that are there now."""
-        states = self._states
-        return (
-            np.array_equal(inputs.sample_slots_np, slots_np)
-            and np.array_equal(inputs.sample_generations_np, states.generation_np[slots_np])
-            and np.array_equal(inputs.sample_sequence_ids_np, states.sequence_id_np[slots_np])
+    def _has_tenants_of_now(self, inputs: StepInputs) -> bool:
+        """Whether the rows are of those who are in their slots now."""
+        slots_np = inputs.sample_slots_np
+        generations_np = self._states.generation_np[slots_np]
+        sequence_ids_np = self._states.sequence_id_np[slots_np]
+        return np.array_equal(inputs.sample_generations_np, generations_np) and np.array_equal(
+            inputs.sample_sequence_ids_np, sequence_ids_np
         )
 
     def _new_of_decode(self, graph: "DecodeGraph", slots_np: npt.NDArray[np.int32]) -> StepInputs:
         num_rows, inputs = len(slots_np), graph.step.inputs
-        padded_np = np.full(graph.num_rows, self._states.max_num_seqs, dtype=np.int32)
-        padded_np[:num_rows] = slots_np
-        uploaded_np = self._graph_slots_np.get(graph.num_rows)
-        if uploaded_np is None or not np.array_equal(uploaded_np, padded_np):
-            graph.slots.copy_(self._device.upload_int64(padded_np))
-            self._graph_slots_np[graph.num_rows] = padded_np
         return replace(
             inputs,
             graph=graph.step,

@@ -29,6 +29,7 @@ from pillion.runtime.process import child_environment
 
 _FEWEST_CORES: Final = 4
 _MOST_PROCESSES: Final = 16
+_CARDS: Final = Path("/proc/driver/nvidia/gpus")
 # There are no steps to capture; see compile_part.
 _MOST_IF_BATCH_INVARIANT: Final = 2
 # What one of them takes of the machine's memory.
@@ -167,10 +168,11 @@ def _cache_dir() -> Path:
 
 
 def _fingerprint(config: EngineConfig) -> str:
-    """Of everything that decides which variants there are: settings, kernels and compiler."""
+    """Of everything that decides which variants there are: model, cards, settings, kernels and compiler."""
     digest = hashlib.sha256()
     settings = (
-        config.model_path or config.model,
+        _model(config),
+        _cards(),
         config.dtype,
         config.max_model_len,
         config.max_num_seqs,
@@ -186,3 +188,20 @@ def _fingerprint(config: EngineConfig) -> str:
         for source in sorted((home / folder).resolve().rglob("*.py")):
             digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _model(config: EngineConfig) -> str:
+    """What the model's directory says of its shape; of a file, which one it is."""
+    path = Path(config.model_path or config.model)
+    description = path / "config.json"
+    return description.read_text(errors="replace") if description.is_file() else str(path)
+
+
+def _cards() -> list[str]:
+    """Names of the machine's cards, as the driver has them; none where it does not show any."""
+    lines = [
+        line
+        for card in sorted(_CARDS.glob("*/information"))
+        for line in card.read_text().splitlines()
+    ]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]

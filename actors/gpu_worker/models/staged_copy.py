@@ -13,7 +13,7 @@ _PIECE_BYTES: Final = 8 << 20
 _NUM_PIECES: Final = 2
 
 
-class Stage:
+class WeightCopier:
     """One thread's page-locked memory: a piece is filled while the one before is copied."""
 
     def __init__(
@@ -41,20 +41,18 @@ class Stage:
             copied.record()
 
 
-_stages = threading.local()
+_of_thread = threading.local()
 
 
 def copy_weight(source: torch.Tensor, out: torch.Tensor) -> None:
     """A tensor of the host's memory to any device, converted on the way. Writes: out."""
-    if not out.is_cuda or source.dtype != out.dtype or source.nbytes < _PIECE_BYTES:
+    is_same = source.dtype == out.dtype and source.is_contiguous() and out.is_contiguous()
+    if not out.is_cuda or not is_same or source.nbytes < _PIECE_BYTES:
         out.copy_(source)
         return
-    if not (source.is_contiguous() and out.is_contiguous()):
-        out.copy_(source)
-        return
-    if not hasattr(_stages, "stage"):
-        _stages.stage = Stage()
-    _stages.stage.copy(source, out)
+    if not hasattr(_of_thread, "copier"):
+        _of_thread.copier = WeightCopier()
+    _of_thread.copier.copy(source, out)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

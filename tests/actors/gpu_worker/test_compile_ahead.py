@@ -101,6 +101,30 @@ class TestCompileAhead:
         assert other is not None
         other.wait()
 
+    def test_a_mark_is_of_a_shape_and_of_the_cards(
+        self, started: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        def start(name: str, hidden_size: int) -> bool:
+            folder = tmp_path / name
+            folder.mkdir(exist_ok=True)
+            compilation = compile_ahead(tiny_config(folder, "auto", {"hidden_size": hidden_size}))
+            if compilation is not None:
+                compilation.wait()
+            return compilation is not None
+
+        monkeypatch.setattr(module, "_CARDS", tmp_path / "gpus")
+        card = tmp_path / "gpus" / "0000:01:00.0"
+        card.mkdir(parents=True)
+        (card / "information").write_text("Model: \t\t A\nIRQ: 5\n")
+        assert start("first", 48)
+        assert not start("first", 48)
+        assert not start("moved", 48)
+        assert start("first", 96)  # another model in the same place
+        (card / "information").write_text("Model: \t\t A\nIRQ: 6\n")
+        assert not start("first", 96)
+        (card / "information").write_text("Model: \t\t B\nIRQ: 6\n")
+        assert start("first", 96)
+
     def test_a_batch_invariant_start_has_two_and_a_mark_of_its_own(
         self, started: list[list[str]]
     ) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pillion.actors.gpu_worker.models.staged_copy import _PIECE_BYTES, Stage, copy_weight
+from pillion.actors.gpu_worker.models.staged_copy import _PIECE_BYTES, WeightCopier, copy_weight
 
 PIECE_BYTES = 64
 
@@ -46,17 +46,19 @@ def late(monkeypatch: pytest.MonkeyPatch) -> type[Event]:
 
 @pytest.mark.parametrize("num_numbers", [1, 31, 32, 33, 64, 96, 500])
 def test_no_piece_is_filled_before_it_was_copied(num_numbers: int, late: type[Event]) -> None:
-    stage = Stage(lambda size: torch.full((size,), 255, dtype=torch.uint8), late, PIECE_BYTES)
+    copier = WeightCopier(
+        lambda size: torch.full((size,), 255, dtype=torch.uint8), late, PIECE_BYTES
+    )
     for _ in range(3):
         source = torch.randn(num_numbers).bfloat16()
         out = torch.zeros_like(source)
-        stage.copy(source, out)
-        for event in stage._copied:
+        copier.copy(source, out)
+        for event in copier._copied:
             event.synchronize()
         assert torch.equal(out, source)
 
 
-def test_what_needs_no_stage_is_copied_as_ever() -> None:
+def test_what_cannot_go_through_pieces_is_copied_as_ever() -> None:
     for source in (torch.randn(5, 7), torch.randn(7, 5).t()):
         out = torch.empty(5, 7, dtype=torch.bfloat16)
         copy_weight(source, out)
