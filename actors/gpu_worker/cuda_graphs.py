@@ -18,7 +18,7 @@ from pillion.runtime.errors import InvariantBroken
 
 if TYPE_CHECKING:
     from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
-    from pillion.actors.gpu_worker.input_preparer import InputPreparer
+    from pillion.actors.gpu_worker.eager_inputs import EagerInputs
 
 # A step is padded to the next of these; beyond the last they go on in steps of 64.
 _SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
@@ -172,18 +172,18 @@ class GraphCapturer:
     def __init__(
         self,
         states: RequestStates,
-        input_preparer: "InputPreparer",
+        eager_inputs: "EagerInputs",
+        mixed_inputs: "CapturedInputs",
         executor: ModelExecutor,
         table: GraphTable,
-        mixed_inputs: "CapturedInputs",
         shapes: list[MixedShape],
         sampler: Sampler,
     ) -> None:
         self._states = states
-        self._input_preparer = input_preparer
+        self._eager_inputs = eager_inputs
+        self._mixed_inputs = mixed_inputs
         self._executor = executor
         self._table = table
-        self._mixed_inputs = mixed_inputs
         self.shapes = shapes
         self.sizes: Sequence[GraphSize] = [*graph_sizes(states.max_num_seqs), *shapes]
         self.left: list[GraphSize] = [*self.sizes]
@@ -236,10 +236,10 @@ class GraphCapturer:
     @torch.inference_mode()
     def capture_decode(self, num_rows: int) -> None:
         """Of so many decode rows."""
-        preparer = self._input_preparer
+        eager_inputs = self._eager_inputs
         scratch = np.full(num_rows, self._states.max_num_seqs, dtype=np.int32)
-        constants = preparer.decode_constants(scratch)
-        step = self._capture(lambda: preparer.decode_inputs(constants), num_rows)
+        constants = eager_inputs.decode_constants(scratch)
+        step = self._capture(lambda: eager_inputs.decode_inputs(constants), num_rows)
         self._table.add(DecodeGraph(num_rows, constants.slots, step))
 
     @torch.inference_mode()

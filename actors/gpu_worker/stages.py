@@ -7,6 +7,7 @@ from pillion.actors.gpu_worker.block_tables import BlockTables
 from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
 from pillion.actors.gpu_worker.cuda_graphs import GraphCapturer, GraphTable, mixed_shapes
 from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.eager_inputs import EagerInputs
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
 from pillion.actors.gpu_worker.late_graphs import LateGraphs
@@ -72,16 +73,15 @@ class Stages:
             upload=device.upload,
         )
         graphs = GraphTable()
-        input_preparer = InputPreparer(device, states, blocks, kv_cache, graphs)
+        eager = EagerInputs(device, states, blocks, kv_cache, graphs)
+        captured = CapturedInputs(device, states, blocks)
+        input_preparer = InputPreparer(device, states, blocks, graphs, eager, captured)
         capturer = None
         if graphs_for_weights is not None:
             shapes = mixed_shapes(
                 limits.max_num_seqs, limits.max_num_batched_tokens, graphs_for_weights
             )
-            mixed_inputs = CapturedInputs(device, states, blocks)
-            capturer = GraphCapturer(
-                states, input_preparer, executor, graphs, mixed_inputs, shapes, sampler
-            )
+            capturer = GraphCapturer(states, eager, captured, executor, graphs, shapes, sampler)
         return cls(
             device=device,
             states=states,

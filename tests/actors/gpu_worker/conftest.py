@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from pillion.actors.gpu_worker.block_tables import BlockTables
+from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
 from pillion.actors.gpu_worker.cuda_graphs import GraphTable
 from pillion.actors.gpu_worker.device import Device
+from pillion.actors.gpu_worker.eager_inputs import EagerInputs
 from pillion.actors.gpu_worker.faults import FaultyExecutor
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.kv_cache import KvCache
@@ -282,7 +284,10 @@ def make_rig(
     flags = [FaultFlag.parse(flag) for flag in fault_flags]
     executor = FaultyExecutor(model, kv_cache, flags)
     sampler = Sampler(VOCAB_SIZE, MAX_NUM_SEQS + 1, MAX_MODEL_LEN, cpu)
-    input_preparer = InputPreparer(device, states, blocks, kv_cache, GraphTable())
+    graphs = GraphTable()
+    eager = EagerInputs(device, states, blocks, kv_cache, graphs)
+    captured = CapturedInputs(device, states, blocks)
+    input_preparer = InputPreparer(device, states, blocks, graphs, eager, captured)
     output_processor = OutputProcessor(device, states, sampler, executor.compute_logits, VOCAB_SIZE)
     stages = Stages(device, states, input_preparer, executor, output_processor, None, kv_cache)
     plans = PlanQueue()

@@ -15,17 +15,17 @@ class EagerStep:
 
     def __init__(self, rig: Any, num_rows: int) -> None:
         steps = rig.worker._steps
-        self._preparer, self._states = steps._input_preparer, steps._states
+        self._eager, self._states = steps._input_preparer._eager, steps._states
         self._sampler = steps._output_processor._sampler
         self._executor = ModelExecutor(rig.model, rig.kv_cache)
         scratch = np.full(num_rows, self._states.max_num_seqs, dtype=np.int32)
-        self.constants = self._preparer.decode_constants(scratch)
-        self.inputs = self._preparer.decode_inputs(self.constants)
+        self.constants = self._eager.decode_constants(scratch)
+        self.inputs = self._eager.decode_inputs(self.constants)
         self._logits = torch.empty(0)
 
     def replay(self, num_rows: int) -> ModelOutput:
         """The forward pass of the slots that are set."""
-        inputs = self._preparer.decode_inputs(self.constants)
+        inputs = self._eager.decode_inputs(self.constants)
         self.inputs.sample_valid.copy_(inputs.sample_valid)
         self.inputs.advance.copy_(inputs.advance)
         output = self._executor.execute(inputs)

@@ -117,9 +117,9 @@ class TestDecodeInputs:
         steps = rig.worker._steps
         preparer, states = steps._input_preparer, steps._states
         scratch = np.full(4, states.max_num_seqs, dtype=np.int32)
-        constants = preparer.decode_constants(scratch)
+        constants = preparer._eager.decode_constants(scratch)
         # Nothing is replayed here.
-        step: Any = SimpleNamespace(inputs=preparer.decode_inputs(constants))
+        step: Any = SimpleNamespace(inputs=preparer._eager.decode_inputs(constants))
         graph = DecodeGraph(4, constants.slots, step)
         captured = CapturedInputs(Device(torch.device("cpu")), states, preparer._blocks)
 

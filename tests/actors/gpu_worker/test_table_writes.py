@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +33,10 @@ class Tables:
         on = Device(device)
         self.states = RequestStates(on, NUM_SLOTS, MAX_MODEL_LEN)
         self.blocks = BlockTables(on, NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
-        self.preparer = InputPreparer(on, self.states, self.blocks, cast("Any", None), GraphTable())
+        no_inputs: Any = None
+        self.preparer = InputPreparer(
+            on, self.states, self.blocks, GraphTable(), no_inputs, no_inputs
+        )
         # tokens, computed tokens, most tokens, stop ids, blocks
         self.tenants: dict[int, tuple[list[int], int, int, list[int], list[int]]] = {}
 

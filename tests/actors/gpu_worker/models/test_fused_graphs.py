@@ -44,7 +44,7 @@ def test_a_captured_step_is_its_launches_one_by_one(
         tmp_path, "cuda", dtype="bfloat16", max_num_seqs=10, num_kv_blocks=64, tuning_seconds=0.0
     )
     stages, geometry = start_stages(config, 1, lambda phase: None)
-    bare, preparer = BareSteps(stages, geometry, 1), stages.input_preparer
+    bare, eager = BareSteps(stages, geometry, 1), stages.input_preparer._eager
     for num_rows in (1, 3, 8, 10):
         rows = Rows(num_rows, 5, 20)
         bare.seat(rows)
@@ -52,9 +52,7 @@ def test_a_captured_step_is_its_launches_one_by_one(
         slots_np = graph.inputs.slots.cpu().numpy().astype("int32")
         with torch.inference_mode():
             # The state stays as it is between forward passes, and the cache gets what it has.
-            want = stages.executor.execute(
-                preparer.decode_inputs(preparer.decode_constants(slots_np))
-            )
+            want = stages.executor.execute(eager.decode_inputs(eager.decode_constants(slots_np)))
             assert want.logits is not None
             expected = want.logits[:num_rows].clone()
             assert expected.isfinite().all()
