@@ -86,7 +86,7 @@ class EngineGeometry(RingMessage, frozen=True):
     num_parameters: int = 0
     step_read_bytes: int = 0  # of weights, that a decode step of one row reads
     workspace_bytes: int = 0  # of a largest step, on a CUDA device
-    graphs_bytes: int = 0  # of the steps that are captured; a status has what it is by then
+    graphs_bytes: int = 0  # of the steps captured by then; a status counts those since, too
     device_bytes: int = 0  # the device's memory; 0 on the CPU
 
 

@@ -1,13 +1,14 @@
-"""The rows of a StepOutput; and what the answers of steps with the same rows have in common."""
+"""The rows of a StepOutput and log-probabilities; and what the answers of steps with the same rows have in common."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from pillion.actors.gpu_worker.step_inputs import PromptLogprobRows
 from pillion.messages.ids import FINISH_NONE
-from pillion.messages.steps import SampledLogprobs
+from pillion.messages.steps import PromptLogprobs, SampledLogprobs
 
 
 class AnsweredRows(NamedTuple):
@@ -73,3 +74,40 @@ class RowBytes:
             logprobs=None,
             errors={},
         )
+
+
+def prompt_message(rows: PromptLogprobRows, arrays: list[npt.NDArray[Any]]) -> PromptLogprobs:
+    """Of token ids and log-probabilities [n, 1 + num_top], and ranks [n], of one prompt's tokens."""
+    token_ids, logprobs, ranks = arrays
+    return PromptLogprobs(
+        sequence_id=rows.sequence_id,
+        start=rows.start,
+        num_top=rows.num_top,
+        token_ids=token_ids.astype(np.int32).tobytes(),
+        logprobs=logprobs.astype(np.float32).tobytes(),
+        ranks=ranks.astype(np.int32).tobytes(),
+    )
+
+
+def logprobs_message(
+    arrays: list[npt.NDArray[Any]],
+    rows: npt.NDArray[np.int32],
+    with_token: npt.NDArray[np.int64],
+    kept: npt.NDArray[np.int64],
+) -> SampledLogprobs | None:
+    """Of the rows that have a token, under their indices in the StepOutput; None if there are none.
+
+    arrays: token ids and log-probabilities [len(rows), 1 + num_top], ranks [len(rows)]; `with_token` are some of the
+    rows `kept`, which the StepOutput has.
+    """
+    wanted = np.isin(rows, with_token)
+    if not wanted.any():
+        return None
+    token_ids, logprobs, ranks = arrays
+    return SampledLogprobs(
+        num_top=token_ids.shape[1] - 1,
+        rows=np.searchsorted(kept, rows[wanted]).astype(np.int32).tobytes(),
+        token_ids=token_ids[wanted].astype(np.int32).tobytes(),
+        logprobs=logprobs[wanted].astype(np.float32).tobytes(),
+        ranks=ranks[wanted].astype(np.int32).tobytes(),
+    )

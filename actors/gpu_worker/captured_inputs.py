@@ -133,7 +133,7 @@ class CapturedInputs:
         num_decode = len(rows.decode_slots)
         slots_np = np.concatenate([rows.decode_slots, rows.prefill_slots])
         lengths = np.ones(len(slots_np), dtype=np.int64)
-        lengths[num_decode:] = rows.prefill_ends - rows.prefill_starts
+        lengths[num_decode:] = rows.prefill_lens
         starts = np.full(len(slots_np), -1, dtype=np.int64)
         starts[num_decode:] = rows.prefill_starts
         self._device.write(

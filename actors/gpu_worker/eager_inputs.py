@@ -77,7 +77,7 @@ class EagerInputs:
         # With the tables of the prefill rows come theirs.
         decode = self._decode_rows(self._constants, num_blocks=0)
         num_decode = len(rows.decode_slots)
-        lengths = rows.prefill_ends - rows.prefill_starts
+        lengths = rows.prefill_lens
         tokens = self._prefill_tokens(rows, lengths)
         all_slots = np.concatenate([rows.decode_slots, rows.prefill_slots])
         slots = device.upload_int64(all_slots)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pillion.actors.gpu_worker.model_executor import ModelOutput
-from pillion.actors.gpu_worker.output_processor import StepIdentity
+from pillion.actors.gpu_worker.pending_output import StepIdentity
 from pillion.actors.gpu_worker.step_inputs import StepInputs
 from pillion.messages.steps import StepTimes
 

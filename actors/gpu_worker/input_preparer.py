@@ -146,8 +146,7 @@ class InputPreparer:
         """Of a step with prefill rows: captured, if there is a graph with room for it and it has what is asked for."""
         if any(slot in self._states.prompt_logprobs for slot in rows.prefill_slots.tolist()):
             return self._eager.of_prefill(rows)
-        num_tokens = len(rows.decode_slots) + int((rows.prefill_ends - rows.prefill_starts).sum())
-        graph = self._graphs.find_mixed(num_tokens, len(rows), len(rows.prefill_slots))
+        graph = self._graphs.find_mixed(rows.num_tokens, len(rows), len(rows.prefill_slots))
         if graph is None:
             return self._eager.of_prefill(rows)
         return self._captured.of_mixed(graph, rows)

@@ -126,8 +126,7 @@ def _fitting(sizes: Sequence[GraphSize], rows: PlanRows) -> Iterator[GraphSize]:
     """Those with room for a step of these rows, the best one first."""
     if not len(rows.prefill_slots):
         return (size for size in sizes if isinstance(size, int) and size >= len(rows))
-    num_tokens = len(rows.decode_slots) + int((rows.prefill_ends - rows.prefill_starts).sum())
-    wanted = num_tokens, len(rows), len(rows.prefill_slots)
+    wanted = rows.num_tokens, len(rows), len(rows.prefill_slots)
     return (size for size in sizes if isinstance(size, MixedShape) and size.has_room(*wanted))
 
 

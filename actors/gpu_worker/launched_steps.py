@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pillion.actors.gpu_worker.output_processor import PendingOutput, StepIdentity
+from pillion.actors.gpu_worker.pending_output import PendingOutput, StepIdentity
 from pillion.messages.steps import StepFailure, StepTimes
 
 

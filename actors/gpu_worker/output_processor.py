@@ -4,32 +4,30 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 
-from pillion.actors.gpu_worker.answered_rows import AnsweredRows, RowBytes
+from pillion.actors.gpu_worker.answered_rows import (
+    AnsweredRows,
+    RowBytes,
+    logprobs_message,
+    prompt_message,
+)
 from pillion.actors.gpu_worker.cuda_graphs import CapturedStep
 from pillion.actors.gpu_worker.device import Device, Download
 from pillion.actors.gpu_worker.model_executor import ModelOutput
+from pillion.actors.gpu_worker.pending_output import NO_ROWS, PendingOutput, StepIdentity
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.sampling.sampler import Sampled, Sampler, prompt_logprobs
 from pillion.actors.gpu_worker.sampling.step_end import End, EndResult
 from pillion.actors.gpu_worker.step_inputs import PromptLogprobRows, StepInputs
 from pillion.kernels.update_rows import update_rows
 from pillion.messages.ids import FINISH_ERROR, FINISH_NONE
-from pillion.messages.steps import (
-    PromptLogprobs,
-    SampledLogprobs,
-    StepOutput,
-    StepPlan,
-    StepTimes,
-    TokenMasks,
-)
+from pillion.messages.steps import StepOutput, StepPlan, StepTimes, TokenMasks
 from pillion.runtime.clock import now_ns
 
 # Logits of this many bytes exist at once while prompt log-probabilities are computed.
@@ -40,49 +38,8 @@ NOT_FINITE: Final = (
     " the weights or the number format can't represent it"
 )
 
-
 _NO_COLUMNS: Final = np.zeros((4, 0), dtype=np.int32)
-_NO_ROWS: Final = np.zeros(0, dtype=np.int32)
 _NO_INDICES: Final = np.zeros(0, dtype=np.intp)
-
-
-@dataclass(frozen=True, slots=True)
-class StepIdentity:
-    """Which execution of which plan a step is."""
-
-    epoch: int
-    step_id: int
-    plan_id: int
-    execution: int
-    plan_epoch: int  # the scheduler's
-
-
-@dataclass(frozen=True, slots=True)
-class PendingOutput:
-    """A step whose results are on their way to the host."""
-
-    slots_np: npt.NDArray[np.int32]
-    generations_np: npt.NDArray[np.int32]
-    sequence_ids_np: npt.NDArray[np.int64]
-    # [4, num_sample_rows] int32: token, position, finish code, whether the row counts; None without rows
-    columns: Download | None = None
-    # [m, 1 + num_top] ids and log-probabilities, [m] ranks of the rows in logprob_rows_np
-    logprobs: Download | None = None
-    logprob_rows_np: npt.NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
-    # the captured step's: [1 + num_top, num_rows_of_graph], of all its rows
-    are_logprobs_columns: bool = False
-    prompt_rows: tuple[PromptLogprobRows, ...] = ()
-    prompt_logprobs: tuple[Download, ...] = ()
-
-    @classmethod
-    def of_nothing(cls) -> "PendingOutput":
-        """Of a step without rows."""
-        return cls(_NO_ROWS, _NO_ROWS, _NO_ROWS.astype(np.int64))
-
-    def is_ready(self) -> bool:
-        """Whether `collect` won't have to wait."""
-        downloads = (self.columns, self.logprobs, *self.prompt_logprobs)
-        return all(download is None or download.is_ready() for download in downloads)
 
 
 class OutputProcessor:
@@ -102,7 +59,7 @@ class OutputProcessor:
         self._compute_logits = compute_logits
         self._prompt_chunk = max(1, PROMPT_LOGITS_BYTES // (4 * vocab_size))
         # Of the rows that were answered last. An array that was given before must hold the same.
-        self._known_bytes = RowBytes.of(_NO_ROWS, _NO_ROWS, _NO_ROWS.astype(np.int64))
+        self._known_bytes = RowBytes.of(NO_ROWS, NO_ROWS, NO_ROWS.astype(np.int64))
 
     def apply(self, plan: StepPlan) -> None:
         """Seats the plan's new sequences at the sampler, behind those that it releases."""
@@ -147,7 +104,7 @@ class OutputProcessor:
         """
         columns: Download | None = None
         logprobs: Download | None = None
-        logprob_rows_np = _NO_ROWS
+        logprob_rows_np = NO_ROWS
         slots_np = inputs.sample_slots_np
         if inputs.graph is None:
             self._states.num_computed.index_add_(0, inputs.slots, inputs.advance)
@@ -189,7 +146,7 @@ class OutputProcessor:
     ) -> StepOutput:
         """The answer of a step; waits until the device has made it. What comes behind counts as output."""
         prompt_logprobs = [
-            _prompt_message(rows, download.wait())
+            prompt_message(rows, download.wait())
             for rows, download in zip(pending.prompt_rows, pending.prompt_logprobs, strict=True)
         ]
         columns = _NO_COLUMNS if pending.columns is None else pending.columns.wait()[0]
@@ -245,7 +202,7 @@ class OutputProcessor:
             rows, arrays = pending.logprob_rows_np, pending.logprobs.wait()
             if pending.are_logprobs_columns:
                 arrays = [array[..., rows].T for array in arrays]
-            logprobs = _logprobs_message(arrays, rows, kept[~failed], kept)
+            logprobs = logprobs_message(arrays, rows, kept[~failed], kept)
         return AnsweredRows(
             sequence_ids=pending.sequence_ids_np[kept].tobytes(),
             slots=slots.tobytes(),
@@ -312,35 +269,3 @@ class OutputProcessor:
             logits = self._compute_logits(hidden[first : first + len(wanted)])
             pieces.append(prompt_logprobs(logits, wanted, rows.num_top))
         return self._device.download([torch.cat(column) for column in zip(*pieces, strict=True)])
-
-
-def _prompt_message(rows: PromptLogprobRows, arrays: list[npt.NDArray[Any]]) -> PromptLogprobs:
-    token_ids, logprobs, ranks = arrays
-    return PromptLogprobs(
-        sequence_id=rows.sequence_id,
-        start=rows.start,
-        num_top=rows.num_top,
-        token_ids=token_ids.astype(np.int32).tobytes(),
-        logprobs=logprobs.astype(np.float32).tobytes(),
-        ranks=ranks.astype(np.int32).tobytes(),
-    )
-
-
-def _logprobs_message(
-    arrays: list[npt.NDArray[Any]],
-    rows: npt.NDArray[np.int32],
-    with_token: npt.NDArray[np.int64],
-    kept: npt.NDArray[np.int64],
-) -> SampledLogprobs | None:
-    """Of the rows that have a token, under their indices in the StepOutput; None if there are none."""
-    wanted = np.isin(rows, with_token)
-    if not wanted.any():
-        return None
-    token_ids, logprobs, ranks = arrays
-    return SampledLogprobs(
-        num_top=token_ids.shape[1] - 1,
-        rows=np.searchsorted(kept, rows[wanted]).astype(np.int32).tobytes(),
-        token_ids=token_ids[wanted].astype(np.int32).tobytes(),
-        logprobs=logprobs[wanted].astype(np.float32).tobytes(),
-        ranks=ranks[wanted].astype(np.int32).tobytes(),
-    )

@@ -32,6 +32,16 @@ class PlanRows:
     def __len__(self) -> int:
         return len(self.decode_slots) + len(self.prefill_slots)
 
+    @property
+    def prefill_lens(self) -> npt.NDArray[np.int64]:
+        """[num_prefill_rows] tokens of each prefill row in this step."""
+        return self.prefill_ends - self.prefill_starts
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all rows in this step."""
+        return len(self.decode_slots) + int(self.prefill_lens.sum())
+
 
 def prompt_logprob_rows(
     states: RequestStates, rows: PlanRows, first_tokens: npt.NDArray[np.int64]

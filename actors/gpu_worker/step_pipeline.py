@@ -14,7 +14,8 @@ from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.late_graphs import LateGraphs
 from pillion.actors.gpu_worker.launched_steps import LaunchedStep, LaunchedSteps
 from pillion.actors.gpu_worker.model_executor import ModelExecutor
-from pillion.actors.gpu_worker.output_processor import OutputProcessor, PendingOutput, StepIdentity
+from pillion.actors.gpu_worker.output_processor import OutputProcessor
+from pillion.actors.gpu_worker.pending_output import PendingOutput, StepIdentity
 from pillion.actors.gpu_worker.plan_rows import PlanRows
 from pillion.actors.gpu_worker.request_states import RequestStates
 from pillion.actors.gpu_worker.step_counters import StepCounters

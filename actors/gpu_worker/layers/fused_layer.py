@@ -1,5 +1,4 @@
-"""A decoder layer on a CUDA device, with the residual stream in place: five launches in decode steps, and one more in
-short steps with prompts."""
+"""A decoder layer on a CUDA device, with the residual stream in place: five launches, six beside short prompts."""
 
 from dataclasses import dataclass
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pillion.actors.gpu_worker.device import Download
-from pillion.actors.gpu_worker.output_processor import PendingOutput, StepIdentity
+from pillion.actors.gpu_worker.pending_output import PendingOutput, StepIdentity
 from pillion.messages.codec import unpack_ids
 from pillion.messages.ids import FINISH_LENGTH
 

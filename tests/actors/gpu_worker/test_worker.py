@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pillion.actors.gpu_worker.output_processor import PendingOutput
+from pillion.actors.gpu_worker.pending_output import PendingOutput
 from pillion.messages.codec import unpack_ids
 from pillion.messages.control import PeerRestarted, Shutdown
 from pillion.messages.ids import FINISH_ERROR, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
