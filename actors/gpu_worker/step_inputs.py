@@ -52,6 +52,11 @@ class AttentionInputs:
         return self.prefill_tiles is not None or bool(self.prefill_query_lens)
 
     @property
+    def is_captured(self) -> bool:
+        """Of a step with prefill rows: whether it is a graph's, of which the host knows no row."""
+        return not self.prefill_query_lens
+
+    @property
     def has_whole_prompts(self) -> bool:
         """Whether there are long prompts that this step computes from their first token."""
         return self.prefill_tiles is not None and bool(self.prefill_tiles.whole_prompts)

@@ -17,7 +17,8 @@ from pillion.kernels.fused_linear import linear_float32
 from pillion.kernels.rms_norm import rms_norm, rms_norm_add
 
 _PDL_CAPABILITY = (9, 0)
-# Steps of up to so many tokens take the products of decode steps, also with prompts: those were measured so far.
+# Captured steps of up to so many tokens take the products of decode steps, also with prompts: those were measured so
+# far. Others with prompts may have any number of tokens, for many of which no start has compiled these products.
 MOST_FUSED_TOKENS: Final = 256
 
 
@@ -79,7 +80,7 @@ class Transformer:
         """
         num_tokens = len(input_ids)
         is_fused = bool(self._fused) and (
-            not attention.has_prefill or num_tokens <= MOST_FUSED_TOKENS
+            not attention.has_prefill or (attention.is_captured and num_tokens <= MOST_FUSED_TOKENS)
         )
         gain = self._fused[0].first_gain(num_tokens) if is_fused else None
         residual, cos_sin, scaled = self._embed(input_ids, positions, gain)
