@@ -97,7 +97,8 @@ class InputPreparer:
             )
         prefill &= ends <= self._blocks.capacity_np[slots]
         decode &= live & self._can_decode(slots)
-        return PlanRows(slots[decode], slots[prefill], starts[prefill], ends[prefill])
+        asks = any(slot in states.prompt_logprobs for slot in slots[prefill].tolist())
+        return PlanRows(slots[decode], slots[prefill], starts[prefill], ends[prefill], asks)
 
     def _only_decoding(self, plan: StepPlan) -> PlanRows:
         """Those of the plan's rows that can decode; what the execution before has found, if it still holds."""
@@ -144,7 +145,7 @@ class InputPreparer:
 
     def _prefilling(self, rows: PlanRows) -> StepInputs:
         """Of a step with prefill rows: captured, if there is a graph with room for it and it has what is asked for."""
-        if any(slot in self._states.prompt_logprobs for slot in rows.prefill_slots.tolist()):
+        if rows.asks_prompt_logprobs:
             return self._eager.of_prefill(rows)
         graph = self._graphs.find_mixed(rows.num_tokens, len(rows), len(rows.prefill_slots))
         if graph is None:

@@ -123,7 +123,9 @@ class LateGraphs:
 
 
 def _fitting(sizes: Sequence[GraphSize], rows: PlanRows) -> Iterator[GraphSize]:
-    """Those with room for a step of these rows, the best one first."""
+    """Those that a step of these rows could take, the best one first."""
+    if rows.asks_prompt_logprobs:
+        return iter(())
     if not len(rows.prefill_slots):
         return (size for size in sizes if isinstance(size, int) and size >= len(rows))
     wanted = rows.num_tokens, len(rows), len(rows.prefill_slots)

@@ -23,6 +23,8 @@ class PlanRows:
     prefill_slots: npt.NDArray[np.int32]
     prefill_starts: npt.NDArray[np.int64]
     prefill_ends: npt.NDArray[np.int64]
+    # whether any of these sequences asks for log-probabilities of its prompt, which no captured step has
+    asks_prompt_logprobs: bool = False
 
     @classmethod
     def of_decode(cls, slots: npt.NDArray[np.int32]) -> "PlanRows":

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -84,6 +85,11 @@ def rows(num_decode: int, *prompts: int) -> PlanRows:
     return PlanRows(slots[:num_decode], slots[num_decode:], starts, starts + prompts)
 
 
+def asking(step: PlanRows) -> PlanRows:
+    """For log-probabilities of prompts."""
+    return replace(step, asks_prompt_logprobs=True)
+
+
 class TestIdle:
     def test_one_graph_a_turn_when_it_has_been_quiet_for_a_while(
         self, late: LateGraphs, capturer: FakeCapturer
@@ -121,6 +127,7 @@ class TestSteps:
             (rows(8, 300), [MEDIUM]),
             (rows(8, *[20] * 9), [LARGE]),
             (rows(1, 1100), []),  # there will be none
+            (asking(rows(1, 300)), []),
         ],
     )
     def test_what_no_graph_has_room_for_is_captured_at_once(
@@ -285,6 +292,18 @@ class TestInAWorker:
             worker.tick(now + QUIET)
         assert worker.tick(now + QUIET) is None
         assert capturer.captured == [16, 32, 40, MEDIUM, LARGE]
+
+    def test_a_step_that_cannot_be_a_graph_gets_none(
+        self, make_rig: Any, late: LateGraphs, capturer: FakeCapturer
+    ) -> None:
+        capturer.sizes = capturer.left = [1, SMALL]
+        rig = make_rig(late_graphs=late)
+        new = [rig.new(0, [1, 2, 3], prompt_logprobs=1)]
+        rig.worker.on_message(rig.plan([(0, 0, 3)], new=new, repeat=2), 0)
+        assert rig.worker.tick(0) == 0
+        assert not capturer.captured
+        rig.worker.tick(0)
+        assert capturer.captured == [1]
 
     def test_a_step_gets_its_graph_first(
         self, make_rig: Any, late: LateGraphs, capturer: FakeCapturer
