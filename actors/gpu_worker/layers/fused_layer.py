@@ -1,4 +1,4 @@
-"""A decoder layer on a CUDA device, with the residual stream in place: five launches, six beside short prompts."""
+"""A decoder layer on a CUDA device, with the residual stream in place: five launches in a decode step."""
 
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ class FusedLayer:
         layer_kv: torch.Tensor,
         attention: AttentionInputs,
     ) -> Scaled | None:
-        """The residual stream x [num_tokens, hidden_size] to its next state, in a short step.
+        """The residual stream x [num_tokens, hidden_size] to its next state, in a decode step or a short captured one.
 
         `scaled` is what the layer before has returned: what this layer's first norm needs, if that is known.
         Writes: x, and layer_kv at the tokens of this step.
@@ -112,7 +112,7 @@ class FusedLayer:
         attention: AttentionInputs,
         wanted: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The same of a long step with prompts: the library's products, which add to the stream themselves.
+        """The same of another step with prompts: the library's products, which add to the stream themselves.
 
         wanted [n] int64: returns the stream of these tokens alone, a new tensor [n, hidden_size]; else x.
         Writes: x, and layer_kv at the tokens of this step.

@@ -53,7 +53,7 @@ class Transformer:
 
     @property
     def fused_layers(self) -> Sequence[FusedLayer]:
-        """The layers as short steps on a CUDA device run them; none where they can't be fused."""
+        """The layers as steps on a CUDA device run them; none where they can't be fused."""
         return self._fused
 
     @property
@@ -76,7 +76,8 @@ class Transformer:
         """Hidden states behind the last norm, [num_tokens, hidden_size].
 
         input_ids, positions [num_tokens] int64; wanted [n] int64: only of these tokens, [n, hidden_size], for which the
-        last layer of a long step does no more than the others need. Writes: kv_cache, at the tokens of this step.
+        last layer does no more than the others need, but in short captured steps. Writes: kv_cache, at the tokens of
+        this step.
         """
         num_tokens = len(input_ids)
         is_fused = bool(self._fused) and (
@@ -130,7 +131,7 @@ class Transformer:
 def _fused_layers(
     layers: Sequence[DecoderLayer], final_norm: torch.Tensor, device: torch.device, *, pdl: bool
 ) -> list[FusedLayer]:
-    """The layers for short steps on a CUDA device; none if one of them can't be fused."""
+    """The layers for steps on a CUDA device; none if one of them can't be fused."""
     if device.type != "cuda":
         return []
     norms = [layer.attention_norm for layer in layers]

@@ -56,11 +56,6 @@ def unpack(raw: torch.Tensor, storage: GgmlType) -> BlockCodes:
     return _UNPACK[storage.name](raw.reshape(-1, storage.block_bytes))
 
 
-def is_quantized(storage: GgmlType) -> bool:
-    """Whether the type packs numbers into blocks."""
-    return storage.name in _UNPACK
-
-
 def _dequantize_rows(raw: torch.Tensor, storage: GgmlType) -> torch.Tensor:
     plain = _PLAIN.get(storage.name)
     if plain is not None:

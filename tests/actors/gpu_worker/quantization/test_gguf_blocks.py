@@ -11,7 +11,6 @@ import torch
 
 from pillion.actors.gpu_worker.quantization.gguf_blocks import (
     dequantize,
-    is_quantized,
     raw_tensor,
     unpack,
 )
@@ -78,10 +77,12 @@ def test_no_rows_are_fine() -> None:
     dequantize(torch.empty(0, 36, dtype=torch.uint8), GGML_TYPES[2], torch.empty(0, 64))
 
 
-@pytest.mark.parametrize("storage", GGML_TYPES.values(), ids=lambda storage: storage.name)
+@pytest.mark.parametrize(
+    "storage",
+    [storage for storage in GGML_TYPES.values() if storage.name not in ("F32", "F16", "BF16")],
+    ids=lambda storage: storage.name,
+)
 def test_codes_fit_their_type(storage: GgmlType) -> None:
-    if not is_quantized(storage):
-        return
     blocks = unpack(torch.from_numpy(random_blocks(storage, 8, 512)), storage)
     bits = int(storage.name[1])
     low = 0 if blocks.offsets is not None else -(1 << (bits - 1))
