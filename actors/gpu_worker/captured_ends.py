@@ -38,8 +38,11 @@ class _CapturedEnd:
 class EndCapturer:
     """What the ends of all captured steps share."""
 
-    def __init__(self, states: RequestStates, sampler: Sampler, pool: Any) -> None:
-        """`pool`: the graphs' memory."""
+    def __init__(
+        self, states: RequestStates, sampler: Sampler, pool: Any, steps_in_flight: int = 2
+    ) -> None:
+        """`pool`: the graphs' memory. `steps_in_flight`: launched before the first one's result is read."""
+        self.num_turns = steps_in_flight
         self._states = states
         self._sampler = sampler
         self._pool = pool
@@ -96,7 +99,8 @@ class EndCapturer:
 class CapturedEnds:
     """Of one captured step. All but the greedy end are captured when a step first needs them.
 
-    There are two of each, which take turns: the results of one step are copied to the host while the next step runs.
+    There are as many of each as steps are in flight, which take turns: the results of one step are copied to the host
+    while the others run.
     """
 
     _capturer: EndCapturer
@@ -116,7 +120,9 @@ class CapturedEnds:
     def capture(self, end: End) -> None:
         """Waits for the device."""
         capturer = self._capturer
-        results = [capturer.run_masked(end, self._logits, self._rows) for _ in range(2)]
+        results = [
+            capturer.run_masked(end, self._logits, self._rows) for _ in range(capturer.num_turns)
+        ]
         self._ends[end] = itertools.cycle(
             [capturer.capture(end, self._logits, self._rows, each) for each in results]
         )

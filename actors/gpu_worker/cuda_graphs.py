@@ -93,7 +93,7 @@ class CapturedStep:
         return ModelOutput(self.hidden, self.logits[:num_rows])
 
     def replay_end(self, end: End) -> EndResult:
-        """Takes tokens and updates the slots. Returns what is good until the step after next has its end."""
+        """Takes tokens and updates the slots. Returns what is good while this step is in flight."""
         return self.ends.replay(end)
 
 
@@ -178,6 +178,7 @@ class GraphCapturer:
         table: GraphTable,
         shapes: list[MixedShape],
         sampler: Sampler,
+        steps_in_flight: int = 2,
     ) -> None:
         self._states = states
         self._eager_inputs = eager_inputs
@@ -188,7 +189,7 @@ class GraphCapturer:
         self.sizes: Sequence[GraphSize] = [*graph_sizes(states.max_num_seqs), *shapes]
         self.left: list[GraphSize] = [*self.sizes]
         self._pool = torch.cuda.graph_pool_handle()
-        self._end_capturer = EndCapturer(states, sampler, self._pool)
+        self._end_capturer = EndCapturer(states, sampler, self._pool, steps_in_flight)
         # [most rows, vocab_size] float32
         self._logits: torch.Tensor | None = None
 

@@ -49,11 +49,12 @@ class Stages:
         *,
         graphs_for_weights: int | None = None,
         batch_invariant: bool = False,
+        steps_in_flight: int = 2,
     ) -> "Stages":
         """Empty tables for this many sequences, and the stages around them.
 
         `graphs_for_weights`: how many weights the model has, if steps are to be captured. `batch_invariant`:
-        each token is computed alone.
+        each token is computed alone. `steps_in_flight`: of the workers that use captured steps, at most.
         """
         states = RequestStates(device, limits.max_num_seqs, limits.max_model_len)
         blocks = BlockTables(
@@ -81,7 +82,9 @@ class Stages:
             shapes = mixed_shapes(
                 limits.max_num_seqs, limits.max_num_batched_tokens, graphs_for_weights
             )
-            capturer = GraphCapturer(states, eager, captured, executor, graphs, shapes, sampler)
+            capturer = GraphCapturer(
+                states, eager, captured, executor, graphs, shapes, sampler, steps_in_flight
+            )
         return cls(
             device=device,
             states=states,

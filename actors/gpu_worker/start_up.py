@@ -114,6 +114,7 @@ def start_stages(
         limits,
         graphs_for_weights=blueprint.num_weights if captures else None,
         batch_invariant=config.batch_invariant,
+        steps_in_flight=config.steps_in_flight,
     )
     end_phase("kv cache")
 

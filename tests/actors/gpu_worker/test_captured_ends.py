@@ -1,12 +1,13 @@
-"""What is run before the end of a captured step is captured."""
+"""What is run before the end of a captured step is captured; whose turn it is."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pillion.actors.gpu_worker.captured_ends import EndCapturer
-from pillion.actors.gpu_worker.sampling.step_end import End, EndRows
+from pillion.actors.gpu_worker.captured_ends import CapturedEnds, EndCapturer
+from pillion.actors.gpu_worker.sampling.step_end import End, EndResult, EndRows
 
 NOWHERE = 1 << 40
 
@@ -32,3 +33,25 @@ def test_a_masked_run_reads_no_slots_and_changes_nothing(end: End, make_rig: Any
     result = EndCapturer(states, sampler, None).run_masked(end, torch.randn(3, 97), rows)
     assert not result.columns[3].any()
     assert all(torch.equal(*pair) for pair in zip(before, tables(), strict=True))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+def test_no_step_in_flight_has_the_result_of_another(
+    steps_in_flight: int, make_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of one step's result to the host may take place when those behind it are launched."""
+    steps = make_rig().worker._steps
+    capturer = EndCapturer(
+        steps._states, steps._output_processor._sampler, None, steps_in_flight=steps_in_flight
+    )
+
+    def capture(self: EndCapturer, *arguments: Any) -> Any:
+        return SimpleNamespace(graph=SimpleNamespace(replay=lambda: None), result=arguments[-1])
+
+    monkeypatch.setattr(EndCapturer, "capture", capture)
+    slots, nothing = torch.full((2,), NOWHERE), torch.zeros(2, dtype=torch.bool)
+    ends = CapturedEnds(capturer, torch.randn(2, 97), EndRows(slots, nothing, slots))
+    found: list[EndResult] = [ends.replay(End.GREEDY) for _ in range(2 * steps_in_flight)]
+    assert len({id(each) for each in found[:steps_in_flight]}) == steps_in_flight
+    assert all(a is b for a, b in zip(found, found[steps_in_flight:], strict=False))
