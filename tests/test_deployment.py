@@ -100,6 +100,15 @@ def test_the_socket_is_not_in_the_directory_that_ends_with_the_service() -> None
     assert directory not in Path(unit("pillion.socket")["Socket"]["ListenStream"]).parents
 
 
+def test_what_the_service_keeps_is_in_the_directory_that_it_may_write() -> None:
+    service = unit("pillion.service")["Service"]
+    places = dict(setting.split("=") for setting in service["Environment"].split())
+    kept = {"XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR"}
+    assert places.keys() == kept | {"PILLION_RUNTIME_DIR"}
+    cache = Path("%C") / service["CacheDirectory"]
+    assert all(Path(places[name]).is_relative_to(cache) for name in kept)
+
+
 def test_the_container_file_is_pinned_does_not_run_as_root_and_runs_real_commands() -> None:
     found = instructions()
     assert found["FROM"] == "$BASE"
