@@ -89,10 +89,17 @@ class Copies:
             self._buffers.give_back(buffer)
 
 
+def make_current(device: torch.device) -> None:
+    """What this thread launches goes to this device, if it is a CUDA device; also events and Triton's kernels."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 class Device:
-    """Copies to and from one device."""
+    """Copies to and from one device, the current one of the thread that makes this."""
 
     def __init__(self, device: torch.device) -> None:
+        make_current(device)
         self.device = device
         self.is_cuda = device.type == "cuda"
         self._copy_stream = torch.cuda.Stream(device) if self.is_cuda else None  # type: ignore[no-untyped-call]

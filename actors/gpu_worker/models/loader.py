@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from pillion.actors.gpu_worker.device import make_current
 from pillion.actors.gpu_worker.layers.decoder_layer import (
     Attention,
     DecoderLayer,
@@ -108,7 +109,7 @@ def load_model(
     builder = choose_builder(dtype, device, num_weights(shape), is_auto=is_auto)
     branch_dtype = choose_branch_dtype(config.dtype, device, dtype)
     assembly = _Assembly(checkpoint, builder, dtype, branch_dtype, device)
-    with _reading_threads() as pool, torch.inference_mode():
+    with _reading_threads(device) as pool, torch.inference_mode():
         model = assembly.transformer(pool)
     return LoadedModel(model, shape, dtype, assembly.num_bytes, assembly.row_bytes)
 
@@ -127,8 +128,8 @@ def layer_weights(config: ModelConfig) -> int:
 
 
 @contextmanager
-def _reading_threads() -> Iterator[Executor]:
-    """Threads that read and convert whole weights, each on its own.
+def _reading_threads(device: torch.device) -> Iterator[Executor]:
+    """Threads that read and convert whole weights for a device, each on its own.
 
     Threads inside torch's operations would meet after every one of the many short operations, which on
     a machine that does anything else beside takes many times longer.
@@ -137,8 +138,8 @@ def _reading_threads() -> Iterator[Executor]:
     pool = ThreadPoolExecutor(
         min(num_threads, _MAX_READING_THREADS),
         thread_name_prefix="load",
-        initializer=torch.set_num_threads,
-        initargs=(1,),
+        initializer=_begin_reading,
+        initargs=(device,),
     )
     try:
         yield pool
@@ -147,6 +148,11 @@ def _reading_threads() -> Iterator[Executor]:
         torch.set_num_threads(
             num_threads
         )  # threads that torch sees later start with the last setting
+
+
+def _begin_reading(device: torch.device) -> None:
+    torch.set_num_threads(1)
+    make_current(device)
 
 
 class _Assembly:

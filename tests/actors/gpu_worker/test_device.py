@@ -38,6 +38,19 @@ def test_cuda_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda")
 
 
+def test_what_is_launched_goes_to_the_device_that_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels, events and graphs are those of a thread's current device, whichever tensors they are about."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    Device(torch.device("cpu"))
+    assert not current
+    Device(torch.device("cuda", 1))
+    assert current == [torch.device("cuda", 1)]
+
+
 def test_copies_keep_values_and_types() -> None:
     device = Device(torch.device("cpu"))
     uploaded = device.upload_int64(np.array([3, -1], dtype=np.int32))

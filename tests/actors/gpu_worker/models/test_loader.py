@@ -1,6 +1,7 @@
 """Choices that the loader makes, random weights, and what is counted."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def test_dummy_weights_are_as_wide_as_the_configuration_says(
         checkpoint.tensor("norm", (200,)).copy_to(gain)
         assert 0.97 * deviation < weight.std() < 1.03 * deviation
         assert gain.eq(1).all()
+
+
+def test_each_thread_that_reads_weights_launches_on_their_device(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+
+    def note(device: torch.device) -> None:
+        assert device == CPU
+        threads.add(threading.current_thread().name.partition("_")[0])
+
+    monkeypatch.setattr(loader, "make_current", note)
+    load(directory)
+    assert threads == {"load"}
 
 
 def test_the_format_must_go_with_the_source(directory: Path, tmp_path: Path) -> None:
