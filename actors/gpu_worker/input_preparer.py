@@ -145,12 +145,11 @@ class InputPreparer:
 
     def _prefilling(self, rows: PlanRows) -> StepInputs:
         """Of a step with prefill rows: captured, if there is a graph with room for it and it has what is asked for."""
-        if rows.asks_prompt_logprobs:
-            return self._eager.of_prefill(rows)
-        graph = self._graphs.find_mixed(rows.num_tokens, len(rows), len(rows.prefill_slots))
-        if graph is None:
-            return self._eager.of_prefill(rows)
-        return self._captured.of_mixed(graph, rows)
+        if not rows.asks_prompt_logprobs:
+            graph = self._graphs.find_mixed(rows.num_tokens, len(rows), len(rows.prefill_slots))
+            if graph is not None:
+                return self._captured.of_mixed(graph, rows)
+        return self._eager.of_prefill(rows)
 
     def _check_slots(self, slots: npt.NDArray[np.int32]) -> None:
         # A negative number is a large one without its sign.
