@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pillion.actors.gpu_worker.captured_ends import CapturedEnds, EndCapturer
+from pillion.actors.gpu_worker.captured_ends import CapturedEnds, EndCapturer, capturing
 from pillion.actors.gpu_worker.sampling.step_end import End, EndResult, EndRows
 
 NOWHERE = 1 << 40
@@ -29,10 +29,36 @@ def test_a_masked_run_reads_no_slots_and_changes_nothing(end: End, make_rig: Any
     rows = EndRows(
         torch.full((3,), NOWHERE), torch.ones(3, dtype=torch.bool), torch.full((3,), NOWHERE)
     )
-    before = tables()
+    before, computed = tables(), states.num_computed.clone()
     result = EndCapturer(states, sampler, None).run_masked(end, torch.randn(3, 97), rows)
     assert not result.columns[3].any()
     assert all(torch.equal(*pair) for pair in zip(before, tables(), strict=True))
+    assert torch.equal(states.num_computed, computed)  # the scratch slot's goes nowhere either
+
+
+def test_a_capture_that_breaks_off_leaves_the_stream_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's way out of a capture stays on its stream if the capture cannot be ended."""
+    current = ["steps"]
+
+    class Graph:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def __enter__(self) -> None:
+            current[0] = "captures"
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("invalid capture")
+
+    monkeypatch.setattr(torch.cuda, "graph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
+    nothing: Any = None
+    with pytest.raises(RuntimeError, match="invalid capture"), capturing(nothing, None):
+        raise torch.OutOfMemoryError
+    assert current == ["steps"]
 
 
 @torch.inference_mode()

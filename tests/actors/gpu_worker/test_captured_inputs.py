@@ -8,9 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from eager_graphs import add_eager_graphs
 
 from pillion.actors.gpu_worker.captured_inputs import CapturedInputs
-from pillion.actors.gpu_worker.cuda_graphs import DecodeGraph, GraphTable, mixed_shapes
+from pillion.actors.gpu_worker.cuda_graphs import (
+    DecodeGraph,
+    GraphTable,
+    MixedGraph,
+    mixed_shapes,
+)
 from pillion.actors.gpu_worker.device import Device
 from pillion.actors.gpu_worker.mixed_table import MixedShape, MixedTable, fill_mixed_table
 from pillion.actors.gpu_worker.step_inputs import StepInputs
@@ -138,6 +144,39 @@ class TestDecodeInputs:
         assert inputs_of(2).sample_sequence_ids_np.tolist() == [7]
         states.generation_np[2] = 5
         assert inputs_of(2).sample_generations_np.tolist() == [5]
+
+    def test_rows_that_are_the_same_array_may_have_other_tenants(self, make_rig: Any) -> None:
+        rig = make_rig()
+        add_eager_graphs(rig, sizes=(2,))
+        rig.step([(0, 0, 2)], new=[rig.new(0, [1, 2])])
+        preparer = rig.worker._steps._input_preparer
+        graph, slots = preparer._graphs.find(1), np.array([0], dtype=np.int32)
+        first = preparer._captured.of_decode(graph, slots)
+        assert preparer._captured.of_decode(graph, slots) is first
+        rig.step([], released=[0], new=[rig.new(0, [3, 4], generation=1)])
+        other = preparer._captured.of_decode(graph, slots)
+        assert other.sample_sequence_ids_np.tolist() == [1001]
+
+
+class TestGraphTable:
+    """Graphs come in any order: those that steps miss first."""
+
+    def test_a_step_has_the_smallest_of_decode_rows(self) -> None:
+        graphs, nothing = GraphTable(), cast("Any", None)
+        for num_rows in (8, 40, 16, 32):
+            graphs.add(DecodeGraph(num_rows, nothing, nothing))
+        found = [graphs.find(num_rows) for num_rows in (1, 9, 17, 33, 41)]
+        assert [graph and graph.num_rows for graph in found] == [8, 16, 32, 40, None]
+
+    def test_a_step_has_the_smallest_with_room_for_its_prompts(self) -> None:
+        graphs, nothing = GraphTable(), cast("Any", None)
+        shapes = MixedShape(512, 40, 8), MixedShape(256, 16, 8), MixedShape(256, 40, 8)
+        for shape in shapes:
+            graphs.add_mixed(MixedGraph(shape, nothing, nothing))
+        wanted = (200, 3, 2), (200, 30, 2), (300, 3, 2), (200, 30, 9)
+        found = [graphs.find_mixed(*each) for each in wanted]
+        expected = [shapes[1], shapes[2], shapes[0], None]
+        assert [graph and graph.shape for graph in found] == expected
 
 
 class TestShapes:

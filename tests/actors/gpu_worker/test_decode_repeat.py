@@ -103,3 +103,16 @@ def test_answers_with_rows_that_end_say_so_and_those_behind_leave_them_out(rig: 
     assert told == [([0, 1, 2], [0, 0, 0]), ([0, 1, 2], [0, 2, 0])] + [([0, 2], [0, 0])] * 4
     assert rig.tokens(1011) == rig.model.greedy([2, 3], 3)
     assert rig.tokens(1000) == rig.model.greedy([1, 2], 7)
+
+
+def test_rows_in_the_same_slots_are_answered_as_those_who_are_there_now(make_rig: Any) -> None:
+    """Without graphs: what depends on slots alone is kept for the tenant who comes."""
+    rig = make_rig()
+    blocks = rig.blocks(16)
+    rig.step([(0, 0, 2)], new=[new(rig, 0, blocks=blocks)])
+    rig.step([(0,)])
+    # All that it needs is in the blocks, so it has no prompt to read.
+    again = new(rig, 0, blocks=blocks, generation=1, num_computed=1)
+    rig.step([(0,)], released=[0], new=[again])
+    assert rig.tokens(1000) == rig.model.greedy([1, 2], 2)
+    assert rig.tokens(1001) == rig.model.greedy([1, 2], 1)

@@ -1,5 +1,8 @@
 """Choosing a device, and copies to and from it."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -117,10 +120,11 @@ class Copied:
     """In the place of torch.cuda.Event: a copy that is done when the test says so."""
 
     def __init__(self) -> None:
-        self.is_done = False
+        self.is_done = True  # as those are that were never recorded
+        self.stream: object = None
 
     def record(self, stream: object) -> None:
-        self.is_done = False
+        self.is_done, self.stream = False, stream
 
     def query(self) -> bool:
         return self.is_done
@@ -149,6 +153,59 @@ def test_a_buffer_is_written_again_only_when_the_copy_out_of_it_is_done() -> Non
     assert sent.take(300) is not taken[2]
     sent.sent(again[0], None)
     assert len(events) == 4  # they are used again too
+    assert sent.take(300) is not again[0]
+
+
+def test_uploads_are_behind_what_was_launched_and_keep_their_memory_until_they_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a CUDA device, with copies that are done at once but not known to be."""
+    events: list[Copied] = []
+    made: list[torch.Tensor] = []
+
+    def new_event() -> Copied:
+        events.append(Copied())
+        return events[-1]
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        made.append(torch.empty(num_bytes, dtype=torch.uint8))
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the one of {device}")
+    device = Device(torch.device("cpu"))
+    device.is_cuda, device._sent = True, SentBuffers(HostBuffers(allocate), new_event)
+    target = torch.zeros(3, dtype=torch.int64)
+    for number in range(3):
+        array = np.arange(number, number + 3)
+        assert device.upload(array).tolist() == array.tolist()
+        device.write(target, array + 7)
+        assert target.tolist() == (array + 7).tolist()
+    assert len(made) == 6
+    assert {event.stream for event in events} == {"the one of cpu"}
+    for event in events:
+        event.is_done = True
+    assert device.upload_int64([5]).tolist() == [5]
+    assert len(made) == 6
+
+
+def test_copies_of_one_tensor_are_kept_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.Tensor] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        made.append(torch.empty(num_bytes, dtype=torch.uint8))
+        return made[-1]
+
+    stream: Any = SimpleNamespace(wait_event=lambda event: None)
+    monkeypatch.setattr(torch.cuda, "Event", Arrived)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    device = Device(torch.device("cpu"))
+    device._copy_stream, device._buffers = stream, HostBuffers(allocate)
+    turns = torch.zeros(4, 3), torch.ones(4, 3)
+    for step in range(6):
+        (array,) = device.download_again(turns[step % 2]).wait()
+        np.testing.assert_array_equal(array, turns[step % 2].numpy())
+    assert len(made) == 2
 
 
 class TestKeptCopies:
