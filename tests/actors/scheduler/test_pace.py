@@ -158,8 +158,32 @@ def test_a_step_that_was_held_up_once_changes_little() -> None:
     device.fixed_ms = 1800
     device.step(pace.tokens(8, 1))
     device.fixed_ms = 0
+    assert pace.tokens(8, 1) > 90
     assert all(device.step(pace.tokens(8, 1)) < 3 * 4 for _ in range(20))
     assert 180 < pace.tokens(8, 1) < 220
+
+
+def test_pieces_grow_by_as_much_as_was_seen_before() -> None:
+    """Cheap tokens of a small piece say little about those of a large one."""
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=4, token_ms=1e-5)
+    device.step()
+    device.step()
+    pieces = []
+    for _ in range(5):
+        pieces.append(pace.tokens(8, 1))
+        device.step(pieces[-1])
+    assert pieces == [248, 496, 992, 1984, 3968]
+
+
+def test_tokens_have_a_price_where_larger_pieces_were_faster() -> None:
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=4, token_ms=0.0)
+    device.step()
+    device.step()
+    for num_tokens, device.fixed_ms in ((200, 3.0), (500, 2.0), (200, 3.0), (500, 2.0)):
+        device.step(num_tokens)
+    assert 500 < pace.tokens(8, 1) <= 1000
 
 
 def test_never_less_than_the_least_nor_more_than_the_budget() -> None:

@@ -1,8 +1,11 @@
 """Weights that go through page-locked memory, piece by piece."""
 
+import threading
+
 import pytest
 import torch
 
+from pillion.actors.gpu_worker.models import staged_copy
 from pillion.actors.gpu_worker.models.staged_copy import _PIECE_BYTES, WeightCopier, copy_weight
 
 PIECE_BYTES = 64
@@ -56,6 +59,44 @@ def test_no_piece_is_filled_before_it_was_copied(num_numbers: int, late: type[Ev
         for event in copier._copied:
             event.synchronize()
         assert torch.equal(out, source)
+
+
+class OnCard(torch.Tensor):
+    """Says that it is on a CUDA device."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def test_only_dense_tensors_of_one_type_are_copied_as_bytes(
+    late: type[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[torch.Tensor] = []
+
+    class Copier(WeightCopier):
+        def __init__(self) -> None:
+            super().__init__(lambda size: torch.empty(size).byte(), late, PIECE_BYTES)
+
+        def copy(self, source: torch.Tensor, out: torch.Tensor) -> None:
+            copied.append(source)
+            super().copy(source, out)
+            for event in self._copied:
+                event.synchronize()
+
+    monkeypatch.setattr(staged_copy, "WeightCopier", Copier)
+    monkeypatch.setattr(staged_copy, "_PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(staged_copy, "_of_thread", threading.local())
+    dense, turned = torch.randn(8, 8), torch.randn(8, 8).t()
+    for source, out in (
+        (dense, torch.empty(8, 8)),
+        (dense, torch.empty(8, 8, dtype=torch.bfloat16)),
+        (turned, torch.empty(8, 8)),
+        (dense, torch.empty(8, 8).t()),
+        (dense[0], torch.empty(8)),
+    ):
+        copy_weight(source, out.as_subclass(OnCard))
+        assert torch.equal(out, source.to(out.dtype))
+    assert len(copied) == 1
+    assert copied[0] is dense
 
 
 def test_what_cannot_go_through_pieces_is_copied_as_ever() -> None:
