@@ -59,3 +59,14 @@ def test_a_long_row_has_more_splits(
     want = reference.paged_attention(exact.q, exact.layer_kv, exact.rows, 0.25, None)
     there = torch.tensor(lengths) > 0
     torch.testing.assert_close(out.cpu()[there], want[there], rtol=1e-4, atol=1e-4)
+
+
+def test_more_splits_than_there_is_room_for_are_refused() -> None:
+    """Also those that only a long row would have."""
+    num_rows = triton_decode._MOST_PROGRAMS // 4 + 1
+    q, layer_kv = torch.zeros(num_rows, 1, 16), torch.zeros(1, 2, 1, 16, 16)
+    rows = torch.zeros(num_rows, 1, dtype=torch.int32), torch.zeros(num_rows, dtype=torch.int32)
+    with pytest.raises(ValueError, match=f"{num_rows} pairs in 4 splits"):
+        decode_attention(
+            q, layer_kv, *rows, q.clone(), 0.25, None, Setting(16, 1, 2, 1, most_splits=4)
+        )
