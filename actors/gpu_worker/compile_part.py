@@ -20,6 +20,7 @@ from pillion.actors.gpu_worker.models.loader import (
     num_weights,
     open_checkpoint,
 )
+from pillion.actors.gpu_worker.models.model_config import ModelConfig
 from pillion.actors.gpu_worker.models.transformer import MOST_FUSED_TOKENS
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.actors.gpu_worker.tuning.checking import check_part
@@ -90,26 +91,44 @@ def _jobs(
     build = partial(Stages.build, device, loaded.model, layer.vocab_size, kv_cache, limits)
     stages = build(graphs_for_weights=None if invariant else num_weights)
     largest = partial(warm_up, stages, limits, shape.block_size, limits.max_num_batched_tokens)
-    jobs: list[Job] = [largest, *_captures(stages)]
+    jobs: list[Job] = [largest, *_captures(stages, layer)]
     if invariant:
         lone = build(batch_invariant=True)
         jobs.append(partial(warm_up, lone, limits, shape.block_size, WARM_UP_TOKENS))
     return jobs
 
 
-def _captures(stages: Stages) -> Sequence[Job]:
+def _captures(stages: Stages, model: ModelConfig) -> Sequence[Job]:
     """Of all captured steps; those that share most of their kernels in one job."""
     capturer = stages.capturer
     if capturer is None:
         return []
     like: defaultdict[object, list[Job]] = defaultdict(list)
-    for num_rows in graph_sizes(stages.states.max_num_seqs):
+    for num_rows in decode_sizes(stages.states.max_num_seqs, model):
         like[padded_rows(num_rows)].append(partial(capturer.capture_decode, num_rows))
     for shape in capturer.shapes:
         is_short = shape.num_tokens <= MOST_FUSED_TOKENS
         kernels = padded_rows(shape.num_tokens) if is_short else shape
         like[kernels].append(partial(capturer.capture_mixed, shape))
     return [capturer.warm_up_ends, *(partial(_run_all, jobs) for jobs in like.values())]
+
+
+def decode_sizes(max_num_seqs: int, model: ModelConfig) -> list[int]:
+    """Numbers of decode rows that between them have the attention kernels of all numbers up to max_num_seqs.
+
+    A graph's rows are padded to its size, but beside prompts in a step that is no graph there may be any number.
+    """
+    from pillion.kernels.paged_attention.triton_decode import best_setting, parts_of
+
+    num_heads = model.num_kv_heads * parts_of(model.num_q_heads // model.num_kv_heads)
+    sizes = dict.fromkeys(graph_sizes(max_num_seqs))
+    settings = {best_setting(size * num_heads, model.head_dim) for size in sizes}
+    for num_rows in range(1, max_num_seqs + 1):
+        setting = best_setting(num_rows * num_heads, model.head_dim)
+        if setting not in settings:
+            settings.add(setting)
+            sizes[num_rows] = None
+    return [*sizes]
 
 
 def _run_all(jobs: Sequence[Job]) -> None:

@@ -4,7 +4,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,8 @@ from pillion.actors.gpu_worker.compile_ahead import (
     compile_ahead,
     has_compiled,
 )
-from pillion.actors.gpu_worker.compile_part import compile_part
+from pillion.actors.gpu_worker.compile_part import compile_part, decode_sizes
+from pillion.actors.gpu_worker.cuda_graphs import graph_sizes
 from pillion.actors.gpu_worker.lone_tokens import LoneTokenExecutor
 from pillion.actors.gpu_worker.model_executor import ModelExecutor, ModelOutput
 from pillion.actors.gpu_worker.models.transformer import Transformer
@@ -143,6 +146,29 @@ class TestCompileAhead:
         monkeypatch.setattr(module, "DRIVER", tmp_path / "none")
         assert compile_ahead(config()) is None
         assert not started
+
+
+class TestDecodeSizes:
+    @pytest.mark.parametrize("num_heads", [(32, 8), (32, 32), (40, 40), (71, 1), (20, 20)])
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    @pytest.mark.parametrize("most", [1, 4, 64, 300])
+    def test_any_number_of_rows_finds_its_kernel(
+        self, num_heads: tuple[int, int], head_dim: int, most: int
+    ) -> None:
+        triton_decode = pytest.importorskip("pillion.kernels.paged_attention.triton_decode")
+        num_q_heads, num_kv_heads = num_heads
+        model: Any = SimpleNamespace(
+            num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+        )
+        sizes = decode_sizes(most, model)
+        pairs = num_kv_heads * triton_decode.parts_of(num_q_heads // num_kv_heads)
+
+        def kernels(counts: Iterable[int]) -> set[Any]:
+            return {triton_decode.best_setting(count * pairs, head_dim) for count in counts}
+
+        assert kernels(sizes) == kernels(range(1, most + 1))
+        assert sizes[: len(graph_sizes(most))] == graph_sizes(most)
+        assert len(sizes) == len({*sizes}) <= len(graph_sizes(most)) + 2
 
 
 class TestParts:
