@@ -1,13 +1,18 @@
 """Captured steps on the CPU: their tensors stay where they are, and each replay computes."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from pillion.actors.gpu_worker.cuda_graphs import CapturedStep, DecodeGraph
+from pillion.actors.gpu_worker.late_graphs import LateGraphs
+from pillion.actors.gpu_worker.mixed_table import GraphSize
 from pillion.actors.gpu_worker.model_executor import ModelExecutor, ModelOutput
 from pillion.actors.gpu_worker.sampling.step_end import End, EndResult, EndRows, launch_end
+
+SIZES = (1, 2, 4, 6)
 
 
 class EagerStep:
@@ -42,9 +47,38 @@ class EagerStep:
         return result
 
 
-def add_eager_graphs(rig: Any, sizes: tuple[int, ...] = (1, 2, 4, 6)) -> None:
+def add_eager_graphs(rig: Any, sizes: tuple[int, ...] = SIZES) -> None:
     """From now on the rig's decode steps are replays."""
     for num_rows in sizes:
         step = EagerStep(rig, num_rows)
         graph = DecodeGraph(num_rows, step.constants.slots, cast("CapturedStep", step))
         rig.worker._steps._input_preparer._graphs.add(graph)
+
+
+class _Capturer:
+    """Adds these graphs one by one."""
+
+    def __init__(self, rig: Any) -> None:
+        self.sizes: Sequence[GraphSize] = SIZES
+        self.left: list[GraphSize] = [*SIZES]
+        self._rig = rig
+
+    def capture(self, size: GraphSize) -> None:
+        assert isinstance(size, int)
+        add_eager_graphs(self._rig, (size,))
+        self.left.remove(size)
+
+
+class _Meter:
+    taken_bytes = 0
+
+    def measure(self, capture: Callable[[], None]) -> None:
+        capture()
+
+    def warn_if_more(self) -> None:
+        pass
+
+
+def add_late_graphs(rig: Any) -> None:
+    """Graphs come between steps, as those need them; not while the rig rests."""
+    rig.worker._steps._late_graphs = LateGraphs(_Capturer(rig), _Meter())

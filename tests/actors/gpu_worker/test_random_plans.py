@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eager_graphs import add_eager_graphs
+from eager_graphs import add_eager_graphs, add_late_graphs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pillion.actors.gpu_worker import late_graphs
 from pillion.actors.gpu_worker.input_preparer import InputPreparer
 from pillion.actors.gpu_worker.plan_rows import PlanRows
 from pillion.messages.steps import StepPlan
@@ -164,8 +165,14 @@ def rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InputPreparer, "rows", checked)
 
 
-@pytest.mark.usefixtures("rows_are_checked")
-@pytest.mark.parametrize("has_graphs", [False, True])
+@pytest.fixture
+def each_plan_is_behind_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While graphs are left."""
+    monkeypatch.setattr(late_graphs, "_PERIOD_NS", 0)
+
+
+@pytest.mark.usefixtures("rows_are_checked", "each_plan_is_behind_a_capture")
+@pytest.mark.parametrize("graphs", ["none", "all", "late"])
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 @settings(
     max_examples=25,
@@ -174,11 +181,13 @@ def rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @given(data=st.data())
 def test_every_sequence_gets_its_own_answer(
-    make_rig: Any, steps_in_flight: int, has_graphs: bool, data: st.DataObject
+    make_rig: Any, steps_in_flight: int, graphs: str, data: st.DataObject
 ) -> None:
     rig = make_rig(steps_in_flight=steps_in_flight)
-    if has_graphs:
+    if graphs == "all":
         add_eager_graphs(rig)
+    elif graphs == "late":
+        add_late_graphs(rig)
     scheduler = Scheduler(rig, data)
     scheduler.run()
     for sequence in scheduler.sequences:
