@@ -42,7 +42,7 @@ def compile_part(
     *,
     only_tuning: bool = False,
 ) -> None:
-    """Runs every `num_parts`-th job from `part` on, with one layer of random weights.
+    """Runs every `num_parts`-th job from `part` on, with one layer of each kind, of random weights.
 
     First what each start needs, unless that is there and `only_tuning` is left to do.
     """
@@ -51,11 +51,12 @@ def compile_part(
     whole = open_checkpoint(config, source).config
     dtype = choose_dtype(config.dtype, device.device, whole)
     plan = tuning_left(config, whole, dtype, device.device)
-    # A tied head saves memory, and its kernels are those of any head.
-    layer = replace(
-        whole, num_layers=1, sliding_windows=whole.sliding_windows[:1], tie_word_embeddings=True
+    # Layers with windows have kernels of their own. A tied head saves memory, and its kernels are those of any head.
+    windows = tuple(dict.fromkeys(whole.sliding_windows))
+    layers = replace(
+        whole, num_layers=len(windows), sliding_windows=windows, tie_word_embeddings=True
     )
-    loaded = load_model(config, source, device.device, dtype, DummyCheckpoint(layer, 0))
+    loaded = load_model(config, source, device.device, dtype, DummyCheckpoint(layers, 0))
     if not only_tuning:
         for job in _jobs(config, device, loaded, num_weights(whole))[part::num_parts]:
             job()
@@ -69,15 +70,17 @@ def compile_part(
 def _jobs(
     config: EngineConfig, device: Device, loaded: LoadedModel, num_weights: int
 ) -> Sequence[Job]:
-    """Of a start, for a model of so many weights of which one layer is loaded.
+    """Of a start, for a model of so many weights of which one layer of each kind is loaded.
 
     The jobs that take longest come first: the largest step with all of the sampler, then decode steps, each class of
     which has kernels of its own. Mixed steps share most of theirs. A batch-invariant engine captures nothing: its
     other job is the step of its warm-up.
     """
-    layer, dtype = loaded.config, loaded.dtype
-    shape = KvShape(1, layer.num_kv_heads, layer.head_dim, config.block_size, dtype.itemsize)
-    limits = probe_limits(config, shape, layer.max_positions)
+    model, dtype = loaded.config, loaded.dtype
+    shape = KvShape(
+        model.num_layers, model.num_kv_heads, model.head_dim, config.block_size, dtype.itemsize
+    )
+    limits = probe_limits(config, shape, model.max_positions)
     kv_cache = KvCache(
         limits.num_blocks,
         shape.num_layers,
@@ -88,10 +91,10 @@ def _jobs(
         device.device,
     )
     invariant = config.batch_invariant
-    build = partial(Stages.build, device, loaded.model, layer.vocab_size, kv_cache, limits)
+    build = partial(Stages.build, device, loaded.model, model.vocab_size, kv_cache, limits)
     stages = build(graphs_for_weights=None if invariant else num_weights)
     largest = partial(warm_up, stages, limits, shape.block_size, limits.max_num_batched_tokens)
-    jobs: list[Job] = [largest, *_captures(stages, layer)]
+    jobs: list[Job] = [largest, *_captures(stages, model)]
     if invariant:
         lone = build(batch_invariant=True)
         jobs.append(partial(warm_up, lone, limits, shape.block_size, WARM_UP_TOKENS))

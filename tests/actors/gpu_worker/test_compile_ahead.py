@@ -26,6 +26,7 @@ from pillion.actors.gpu_worker.compile_part import compile_part, decode_sizes
 from pillion.actors.gpu_worker.cuda_graphs import graph_sizes
 from pillion.actors.gpu_worker.lone_tokens import LoneTokenExecutor
 from pillion.actors.gpu_worker.model_executor import ModelExecutor, ModelOutput
+from pillion.actors.gpu_worker.models.loader import LoadedModel
 from pillion.actors.gpu_worker.models.transformer import Transformer
 from pillion.actors.gpu_worker.stages import Stages
 from pillion.runtime.config import EngineConfig
@@ -197,6 +198,25 @@ class TestParts:
         assert [stages.capturer for stages in built] == [None, None]
         assert steps == {(ModelExecutor, LoneTokenExecutor)[part]: 2}
         assert said == [COMPILED]
+
+    def test_layers_with_windows_and_without_are_both_there(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        windows: list[tuple[int | None, ...]] = []
+        jobs = part_module._jobs
+
+        def note(config: Any, device: Any, loaded: LoadedModel, num_weights: int) -> Any:
+            windows.append(loaded.config.sliding_windows)
+            return jobs(config, device, loaded, num_weights)
+
+        monkeypatch.setattr(part_module, "_jobs", note)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        family = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+        sizes = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+        for fields, expected in (({}, (None,)), (sizes, (None, 8))):
+            config = tiny_config(tmp_path, "cpu", family | fields, batch_invariant=True)
+            compile_part(config, 0, 2, lambda _: None)
+            assert windows.pop() == expected
 
     @pytest.mark.parametrize("only_tuning", [True, False])
     def test_candidates_are_checked_behind_what_every_start_needs(
