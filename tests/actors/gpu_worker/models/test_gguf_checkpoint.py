@@ -34,6 +34,7 @@ def test_a_gguf_file_equals_the_model_it_was_written_from(name: str, tmp_path: P
     logits = Runner(loaded).run(0, tokens, [20, 9, 1])
     torch.testing.assert_close(logits, reference_logits(reference, tokens), rtol=1e-4, atol=1e-4)
     assert loaded.config.eos_token_ids == (2,)
+    assert loaded.config.initializer_range == 0.02  # which the format has no field for
     assert loaded.config.tie_word_embeddings == reference.config.tie_word_embeddings
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pillion.actors.gpu_worker.sampling import slot_table
 from pillion.actors.gpu_worker.sampling.sampler import Sampler
 from pillion.actors.gpu_worker.sampling.slot_table import SlotTable
 from pillion.kernels.gumbel_noise import gumbel_noise
@@ -182,6 +183,36 @@ def test_random_batches_of_all_features_equal_one_row_at_a_time(
                 del seated[slot]
     assert told > 200
     assert untold < 0.05 * told
+
+
+def test_what_most_sequences_ask_for_goes_to_the_device_in_one_copy(
+    make_sampling: MakeSampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads: list[Any] = []
+
+    def upload(array: Any) -> torch.Tensor:
+        uploads.append(array)
+        return torch.from_numpy(array)
+
+    def create(self: SlotTable, *arguments: Any) -> None:
+        make(self, *arguments)
+        # As where the device has memory of its own.
+        self._shares_memory, self.device_rows = False, self.device_rows.clone()
+
+    make = SlotTable.__init__
+    monkeypatch.setattr(SlotTable, "__init__", create)
+    sampler = Sampler(50, 4, 64, torch.device("cpu"), upload=upload)
+    monkeypatch.setattr(slot_table, "upload", None)  # the way of a table by itself
+    for slot in (0, 2, 3):
+        sampling = make_sampling(temperature=0.5 + slot, top_k=slot, seed=slot, logprobs=slot)
+        sampler.add(slot, sampling, np.array([1, 2], np.int32), 2)
+    shape, integers, features, _ = sampler.tables()
+    assert len(uploads) == 1
+    assert shape[:, 0].tolist() == [0.5, 0.0, 2.5, 3.5]
+    assert integers.tolist() == [[50, 0], [0, 0], [2, 2], [3, 3]]
+    assert features[:, 1].tolist() == [0, -1, 2, 3]
+    sampler.tables()
+    assert len(uploads) == 1
 
 
 @settings(max_examples=60, deadline=None)
