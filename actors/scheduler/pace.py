@@ -58,6 +58,8 @@ class Pace:
         if num_tokens == 0:
             if self._decode_ns is None:
                 self._prompts.take_off(step_ns)
+            elif self._decode_ns:
+                step_ns = min(step_ns, _OUTLIER * self._decode_ns)
             self._decode_ns = _blend(self._decode_ns, step_ns, _DECODE_SHARE)
         elif times.num_decode_tokens:
             # Where streams have not had a step alone yet, this counts as what any prompt costs.

@@ -163,6 +163,40 @@ def test_a_step_that_was_held_up_once_changes_little() -> None:
     assert 180 < pace.tokens(8, 1) < 220
 
 
+def test_a_step_of_streams_alone_that_was_held_up_changes_little() -> None:
+    """As by the capture of a graph: the prompt that comes next goes in pieces as before."""
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=4, token_ms=0.02)
+    for _ in range(2):
+        device.step()
+    for _ in range(10):
+        device.step(pace.tokens(8, 1))
+    device.decode_ms = 60
+    device.step()
+    device.decode_ms = 4
+    assert all(device.step(pace.tokens(8, 1)) < 3 * 4 for _ in range(10))
+    # Streams that become slower for good are believed soon.
+    device.decode_ms = 40
+    for _ in range(10):
+        device.step()
+    for _ in range(10):
+        device.step(pace.tokens(8, 1))
+    assert pace.tokens(8, 1) > 1200
+
+
+def test_answers_that_come_in_pairs_are_as_many_steps() -> None:
+    """The second one of them takes no time."""
+    pace = Pace(8192)
+    device = Device(pace, decode_ms=0, token_ms=0.02)
+    for number in range(1, 61):
+        device.decode_ms = 8 * (number % 2)
+        device.step()
+    device.decode_ms = 4
+    for _ in range(10):
+        device.step(pace.tokens(8, 1))
+    assert 150 < pace.tokens(8, 1) < 260
+
+
 def test_pieces_grow_by_as_much_as_was_seen_before() -> None:
     """Cheap tokens of a small piece say little about those of a large one."""
     pace = Pace(8192)
