@@ -31,6 +31,10 @@ class FakeLauncher:
         assert isinstance(request, StatusRequest)
         if request.stats is not None:
             self.report(request.stats)
+        return self.status()
+
+    def status(self) -> DaemonStatus:
+        """Of a daemon whose actors are those that have reported."""
         return daemon_status([self._status(stats) for stats in self.stats.values()])
 
     def _status(self, stats: ActorStats) -> ActorStatus:

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_launcher import daemon_status
+from fake_launcher import FakeLauncher
 from metrics_reader import read_page
 
 from pillion.actors.gateway.metrics_page import metrics_page
+from pillion.messages.control import ActorStats
 from pillion.runtime.config import EngineConfig
 
 TEXT = (Path(__file__).parents[3] / "docs" / "monitoring.md").read_text()
@@ -20,7 +21,11 @@ def names_in(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def families() -> set[str]:
-    page = metrics_page(daemon_status([]), EngineConfig(model="m"), "m", ready=True).decode()
+    # What a worker on a CUDA device says besides what all actors do.
+    captures: dict[str, int | float | str] = {"graphs": 7, "graphs_left": 30}
+    launcher = FakeLauncher()
+    launcher.report(ActorStats(actor="gpu_worker", epoch=1, counters={}, gauges=captures))
+    page = metrics_page(launcher.status(), EngineConfig(model="m"), "m", ready=True).decode()
     read_page(page)
     return set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
 
