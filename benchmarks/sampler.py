@@ -82,7 +82,7 @@ class Rows:
             )
             for slot in range(num_rows)
         ]  # fmt: skip
-        writes = TableWrites(Device(device).upload, self.states.written_tables())
+        writes = TableWrites(Device(device).upload, self.states.tables())
         self.states.add(new, writes)
         writes.flush()
         for each in new:

@@ -39,7 +39,7 @@ class InputPreparer:
         self._eager = eager
         self._captured = captured
         self._repeat: DecodeRepeat | None = None
-        tables = [*states.written_tables(), blocks.table, blocks.capacity]
+        tables = [*states.tables(), blocks.table, blocks.capacity]
         self._writes = TableWrites(device.upload, tables)
 
     def apply(self, plan: StepPlan) -> None:

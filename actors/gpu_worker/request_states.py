@@ -61,17 +61,6 @@ class RequestStates:
         # Counts whatever happens to slots but steps: a tenant comes, ends or leaves, or a token is taken back.
         self.num_changes = 0
 
-    def written_tables(self) -> list[torch.Tensor]:
-        """What `add` and `release` write on the device."""
-        return [
-            self.token_table,
-            self.num_computed,
-            self.num_known,
-            self.max_total,
-            self.finished,
-            self.stop_ids,
-        ]
-
     def add(self, new_sequences: Sequence[NewSequence], writes: TableWrites) -> None:
         """Sequences take free slots. Raises InvariantBroken if one can't."""
         slots, computed, known, most = [], [], [], []
@@ -128,7 +117,7 @@ class RequestStates:
         self.finished_np[slots[same]] = True
 
     def tables(self) -> SlotTables:
-        """What the end of a step reads and writes of all slots."""
+        """What the end of a step reads and writes of all slots; `add` and `release` write some of it."""
         return SlotTables(
             self.token_table,
             self.num_computed,

@@ -257,8 +257,8 @@ class Setting(NamedTuple):
 def best_setting(num_pairs: int, head_dim: int) -> Setting:
     """For so many pairs of a row and a KV head, the same for every length.
 
-    Measured with `benchmarks/tune_decode_attention.py` on an H200, for rows of 384 to 1,280 tokens of one length and of
-    many.
+    By times of the kernel alone on an H200, as `benchmarks/tune_decode_attention.py` takes them, for rows of 384 to
+    1,280 tokens of one length and of many.
     """
     is_wide = head_dim > 64
     table = _WIDE if is_wide else _NARROW

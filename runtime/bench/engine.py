@@ -61,7 +61,10 @@ def _wait_for_graphs(daemon: DaemonProcess) -> None:
         if worker.counters and not worker.gauges.get("graphs_left"):
             return
         time.sleep(0.05)
-    raise PillionError(f"the worker has not captured all its steps after {GRAPHS_TIMEOUT_S:g} s")
+    raise PillionError(
+        f"the worker has not captured all its steps after {GRAPHS_TIMEOUT_S:g} s; if its log says that there is no"
+        " memory for them, lower memory_fraction or max_num_seqs"
+    )
 
 
 @contextlib.contextmanager

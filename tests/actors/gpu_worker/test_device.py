@@ -1,5 +1,6 @@
 """Choosing a device, and copies to and from it."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,22 @@ def test_copies_keep_values_and_types() -> None:
     assert flags.tolist() == [True]
 
 
+def in_memory(num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def noting(
+    made: list[torch.Tensor], allocate: Callable[[int], torch.Tensor] = in_memory
+) -> Callable[[int], torch.Tensor]:
+    """Allocates in this way, and keeps in `made` what there was of it."""
+
+    def note(num_bytes: int) -> torch.Tensor:
+        made.append(allocate(num_bytes))
+        return made[-1]
+
+    return note
+
+
 def test_a_buffer_is_used_again_by_what_fits_and_never_by_two() -> None:
     sizes: list[int] = []
 
@@ -97,11 +114,7 @@ class Arrived:
 def test_arrays_stay_when_their_buffers_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Arrived)
     made: list[torch.Tensor] = []
-
-    def allocate(num_bytes: int) -> torch.Tensor:
-        made.append(torch.empty(num_bytes, dtype=torch.uint8))
-        return made[-1]
-
+    allocate = noting(made)
     buffers = HostBuffers(allocate)
     columns = torch.arange(20, dtype=torch.int32).reshape(4, 5)
     found = []
@@ -167,10 +180,7 @@ def test_uploads_are_behind_what_was_launched_and_keep_their_memory_until_they_a
         events.append(Copied())
         return events[-1]
 
-    def allocate(num_bytes: int) -> torch.Tensor:
-        made.append(torch.empty(num_bytes, dtype=torch.uint8))
-        return made[-1]
-
+    allocate = noting(made)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the one of {device}")
     device = Device(torch.device("cpu"))
     device.is_cuda, device._sent = True, SentBuffers(HostBuffers(allocate), new_event)
@@ -190,11 +200,7 @@ def test_uploads_are_behind_what_was_launched_and_keep_their_memory_until_they_a
 
 def test_copies_of_one_tensor_are_kept_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.Tensor] = []
-
-    def allocate(num_bytes: int) -> torch.Tensor:
-        made.append(torch.empty(num_bytes, dtype=torch.uint8))
-        return made[-1]
-
+    allocate = noting(made)
     stream: Any = SimpleNamespace(wait_event=lambda event: None)
     monkeypatch.setattr(torch.cuda, "Event", Arrived)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
@@ -239,11 +245,7 @@ class TestKeptCopies:
     @pytest.mark.usefixtures("calls")
     def test_arrays_stay_and_a_place_is_used_again_when_its_copy_is_gone(self) -> None:
         made: list[torch.Tensor] = []
-
-        def allocate(num_bytes: int) -> torch.Tensor:
-            made.append(torch.empty(num_bytes, dtype=torch.uint8))
-            return made[-1]
-
+        allocate = noting(made)
         columns = torch.zeros((4, 100), dtype=torch.int32)
         copies, under_way, found = KeptCopies(columns, HostBuffers(allocate)), [], []
         for step in range(6):
@@ -285,11 +287,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def test_downloads_use_their_memory_again_and_arrays_stay_as_they_are() -> None:
     device = Device(torch.device("cuda", 0))
     made: list[torch.Tensor] = []
-
-    def allocate(num_bytes: int) -> torch.Tensor:
-        made.append(page_locked(num_bytes))
-        return made[-1]
-
+    allocate = noting(made, page_locked)
     device._buffers = HostBuffers(allocate)
     base = device.upload(np.arange(1000))
     arrays = []
@@ -318,11 +316,7 @@ def test_copies_on_cuda_arrive_when_waited_for() -> None:
 def test_uploads_use_their_memory_again_and_arrive_as_they_were() -> None:
     device = Device(torch.device("cuda", 0))
     made: list[torch.Tensor] = []
-
-    def allocate(num_bytes: int) -> torch.Tensor:
-        made.append(page_locked(num_bytes))
-        return made[-1]
-
+    allocate = noting(made, page_locked)
     device._sent = SentBuffers(HostBuffers(allocate))
     target = torch.zeros(700, dtype=torch.int32, device=device.device)
     found, wanted = [], []
@@ -346,11 +340,7 @@ def test_uploads_use_their_memory_again_and_arrive_as_they_were() -> None:
 def test_copies_of_one_tensor_have_what_it_held_and_use_their_memory_again() -> None:
     device = Device(torch.device("cuda", 0))
     made: list[torch.Tensor] = []
-
-    def allocate(num_bytes: int) -> torch.Tensor:
-        made.append(page_locked(num_bytes))
-        return made[-1]
-
+    allocate = noting(made, page_locked)
     device._buffers = HostBuffers(allocate)
     turns = [torch.zeros((4, 256), dtype=torch.int32, device=device.device) for _ in range(2)]
     stream, under_way, found = torch.cuda.current_stream(), [], []

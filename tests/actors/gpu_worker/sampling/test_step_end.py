@@ -67,7 +67,7 @@ class Rig:
             )
             for slot, each in enumerate(sampling)
         ]
-        writes = TableWrites(Device(CPU).upload, self.states.written_tables())
+        writes = TableWrites(Device(CPU).upload, self.states.tables())
         self.states.add(new, writes)
         writes.flush()
         for each in new:
